@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -98,7 +99,10 @@ def _new_run_name(name: str) -> Path:
         raise ValueError(
             f"name is {name!r}, and the run folder is named after it; write a name without / or give --out"
         )
-    return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    # Runs may begin in the same second. Processes of one run agree on the folder later.
+    numbered = (folder.with_name(f"{folder.name}-{k}") for k in count(2))
+    return folder if not folder.exists() else next(path for path in numbered if not path.exists())
 
 
 @app.command()

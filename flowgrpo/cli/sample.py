@@ -131,6 +131,9 @@ def sample(
         kind, ("rollout.batch",)
     )
     keys |= dict.fromkeys(batches, batch)
+    if kind == "masked":
+        # The steps of the rollout must fit the tokens too, although nothing is rolled out here.
+        keys["sampler.steps"] = steps
     keys["generation.tokens" if kind == "masked" else "generation.max_tokens"] = max_tokens
     if guidance is not None:
         from ..inference.opening import guidance_argument

@@ -171,9 +171,9 @@ def prompt_file_note(source: str) -> str | None:
 
 
 def prompts_of_file(source: str) -> int | None:
-    """Approximate number of training prompts in the file of a task part; None for other paths."""
+    """Approximate number of prompts in the training file of a task part; None for other paths."""
     part = _task_of(source)
-    return None if part is None else part.prompts
+    return None if part is None or source != (part.recipe.get("data") or {}).get("train") else part.prompts
 
 
 def _task_of(source: str) -> Part | None:

@@ -12,7 +12,7 @@ from typing import Any, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from ..parts.choice import Of, owners, plain
+from ..parts.choice import Of, fields_at, owners, plain
 from ..parts.kinds import KINDS
 from ..parts.section import Section
 from .layers import RecipeError, layers, over, recipe_lines
@@ -251,7 +251,7 @@ def _explain(fault: Mapping[str, Any], schema: type[BaseModel]) -> str:
     if fault["type"] == "part":
         return "\n".join(_explain_part(fault, *inner) for inner in fault["ctx"]["faults"])
     if fault["type"] == "extra_forbidden":
-        known = _fields_at(schema, fault["loc"][:-1])
+        known = fault["known"] if "known" in fault else fields_at(schema, fault["loc"][:-1])
         key = str(fault["loc"][-1])
         near = difflib.get_close_matches(key, known, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
@@ -309,21 +309,6 @@ def short(value: Any, most: int = 80) -> str:
         repr(value) if not isinstance(value, int) or value.bit_length() < 10_000 else "a number of thousands of digits"
     )
     return text if len(text) <= most else f"{text[: most // 2]} … {text[-most // 4 :]}"
-
-
-def _fields_at(schema: type[BaseModel], location: Iterable[Any]) -> list[str]:
-    model: Any = schema
-    for part in location:
-        if isinstance(part, int):
-            continue
-        annotation = model.model_fields[part].annotation
-        candidates = [annotation, *getattr(annotation, "__args__", ())]
-        candidates += [inner for c in candidates for inner in getattr(c, "__args__", ())]
-        # Python 3.10 takes `list[int]` for a type.
-        model = next(
-            c for c in candidates if get_origin(c) is None and isinstance(c, type) and issubclass(c, BaseModel)
-        )
-    return list(model.model_fields)
 
 
 def dump_recipe(recipe: AnyRecipe) -> str:

@@ -185,6 +185,8 @@ class RewardConfig(Section):
 
 def distinct_labels(rewards: list[RewardConfig]) -> list[RewardConfig]:
     labels = [reward.known_as for reward in rewards]
+    if "total" in labels:
+        raise ValueError("a reward is called total, as the weighted sum in the metrics is; give it another `label`")
     repeated = sorted({label for label in labels if labels.count(label) > 1})
     if repeated:
         raise ValueError(f"two rewards are called {', '.join(repeated)}; give one a `label`")

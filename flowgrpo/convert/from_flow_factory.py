@@ -72,6 +72,12 @@ def _model(conversion: Conversion) -> None:
         note = "twice the rank, their default" if alpha is None else ""
         conversion.carry("model.lora_alpha", "model.lora.alpha", alpha or 2.0 * rank, note)
         _layers(conversion)
+    elif (settings.texts("model.target_modules") or ["all"]) != ["all"]:
+        conversion.lose(
+            "model.target_modules",
+            "model.train full trains all weights of the denoiser, and there only these layers "
+            "are trained; write model.train: lora, or train all",
+        )
     conversion.used("model.target_modules", "model.lora_rank", "model.lora_alpha")
     components = settings.texts("model.target_components") or ["transformer"]
     experts = "wan2.2" in (settings.text("model.model_name_or_path") or "").lower()

@@ -224,7 +224,13 @@ def table(found: Estimate) -> list[str]:
         f"{found.evaluations} evaluations",
     ]
     if found.peak > found.gpu.gib * GIB:
-        lines.append("  note: this is more memory than the GPU has; use a smaller rollout.batch or more GPUs")
+        largest = max(found.resting, key=lambda name: found.resting[name], default="")
+        mend = (
+            "the embeddings of all prompts take most of it; write model.release_text_encoders: false"
+            if largest == "prompt embeddings"
+            else "use a smaller rollout.batch or more GPUs"
+        )
+        lines.append(f"  note: this is more memory than the GPU has; {mend}")
     if not found.prompts_known:
         lines.append(f"  note: a prompt file that does not exist was counted as {UNKNOWN_PROMPTS:,} prompts")
     return lines

@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import Field, GetCoreSchemaHandler, ValidationError, create_model
+from pydantic import BaseModel, Field, GetCoreSchemaHandler, ValidationError, create_model
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
@@ -151,10 +151,29 @@ def chosen(kind: str, given: Any, default: str | None = None) -> Choice:
             if fault["type"] == "part":
                 faults += [((*fault["loc"], *place), said, what) for place, said, what in fault["ctx"]["faults"]]
             else:
-                faults.append((fault["loc"], fault, fault.get("input")))
+                told: dict[str, Any] = dict(fault)
+                if fault["type"] == "extra_forbidden":
+                    told["known"] = fields_at(model, fault["loc"][:-1])
+                faults.append((fault["loc"], told, fault.get("input")))
     if faults:
         raise _refused(faults)
     return Choice(kind, name, {key: getattr(made, key) for key in model.model_fields})
+
+
+def fields_at(schema: type[BaseModel], location: Iterable[Any]) -> list[str]:
+    """The keys of the section at a place in a schema; entries of lists have no keys of their own."""
+    model: Any = schema
+    for part in location:
+        if isinstance(part, int):
+            continue
+        annotation = model.model_fields[part].annotation
+        candidates = [annotation, *getattr(annotation, "__args__", ())]
+        candidates += [inner for c in candidates for inner in getattr(c, "__args__", ())]
+        # Python 3.10 takes `list[int]` for a type.
+        model = next(
+            c for c in candidates if get_origin(c) is None and isinstance(c, type) and issubclass(c, BaseModel)
+        )
+    return list(model.model_fields)
 
 
 def _refused(faults: list[tuple[Any, Any, Any]]) -> PydanticCustomError:

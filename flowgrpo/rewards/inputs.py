@@ -8,6 +8,7 @@ import re
 import shutil
 import threading
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,10 +47,15 @@ class Inputs:
         if isinstance(self.samples, Tensor):
             chosen = self.samples if rows == list(range(len(self.samples))) else self.samples[rows]
             # Clamping copies, so a reward that writes into its images cannot change the images of other rewards.
-            samples: Any = chosen.float().clamp(0, 1)
+            # Decoders may leave other strides, which a reward that takes a view would stumble over.
+            samples: Any = chosen.float().clamp(0, 1).contiguous()
         else:
             samples = [self.samples[i] for i in rows]
-        columns = {name: [column[i] for i in rows] for name, column in self.columns.items()}
+        # A reward that changes a list of its columns cannot change it for other samples and rewards.
+        columns = {
+            name: [deepcopy(column[i]) if isinstance(column[i], list | dict) else column[i] for i in rows]
+            for name, column in self.columns.items()
+        }
         groups = None if self.groups is None else [self.groups[i] for i in rows]
         return samples, [self.prompts[i] for i in rows], columns, groups
 

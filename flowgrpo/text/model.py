@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from jinja2 import TemplateError
 from torch import Tensor, nn
 
 from ..weights.lora import LoraSpec
@@ -78,7 +79,13 @@ class LanguageModel:
         talk = list(messages) if messages is not None else [{"role": "user", "content": prompt}]
         if self.system is not None and talk[0]["role"] != "system":
             talk.insert(0, {"role": "system", "content": self.system})
-        text = self.tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
+        try:
+            text = self.tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
+        except TemplateError as error:
+            raise ValueError(
+                f"the chat template of the tokenizer refuses a prompt: {error}; check the roles of the conversation "
+                "and model.system, mend the template, or write model.chat: false"
+            ) from error
         # The template writes the special tokens itself.
         ids: list[int] = self.tokenizer(text, add_special_tokens=False).input_ids
         return ids

@@ -92,7 +92,8 @@ class Trainer:
         )  # fmt: skip
         self.best: BestWeights | None = None
         if recipe.evaluate.results == "best" and data.heldout:
-            self.best = BestWeights(recipe.evaluate, evaluation.names[0], self.keeper)
+            lower = (recipe.evaluate.rewards or recipe.rewards)[0].weight < 0
+            self.best = BestWeights(recipe.evaluate, evaluation.names[0], self.keeper, lower)
 
     @property
     def shared_out(self) -> str:

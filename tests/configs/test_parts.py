@@ -238,3 +238,16 @@ def test_a_missing_prompt_file_is_told_by_what_it_should_hold(task: str, columns
         assert columns in str(caught.value)
         assert "data.train and data.heldout" in str(caught.value)
     assert prompt_file_note("mine.txt") is None
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("objective.old.decy=0.5", r"objective\.old\.decy: unknown key 'decy'; did you mean 'decay'"),
+        ("objective.old.zz=1", r"objective\.old\.zz: unknown key 'zz'; known keys: decay, every, rise"),
+        ("rewards=[{name: gold, label: total}]", "a reward is called total"),
+    ],
+)
+def test_a_key_of_a_section_among_the_options_of_a_part_is_told_from_others(word: str, said: str) -> None:
+    with pytest.raises(RecipeError, match=said):
+        load_recipe("default", [word])

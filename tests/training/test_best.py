@@ -84,6 +84,24 @@ def test_a_note_says_which_weights_they_are(folder: Folder) -> None:
     assert "`evaluate.results=last`" in note
 
 
+def test_the_lowest_score_is_the_best_of_a_reward_with_a_negative_weight(folder: Folder) -> None:
+    best = BestWeights(HeldOutConfig(), "gold", folder, lower=True)  # type: ignore[arg-type]
+    see(best, folder, 0.6, 0.25, 0.5)
+    assert result(best, folder, 20) == 10
+    assert "whose gold on held-out prompts was the lowest (0.25)" in folder.notes[0]
+    # Marks of the other direction are of another measure.
+    assert BestWeights(HeldOutConfig(), "gold", folder)._read() is None  # type: ignore[arg-type]
+    assert BestWeights(HeldOutConfig(), "gold", folder, lower=True)._read() == best.mark  # type: ignore[arg-type]
+
+
+def test_a_run_takes_the_direction_of_the_weight(small_text: list[str], tmp_path: Path) -> None:
+    reward = tmp_path / "reward.py"
+    for weight, lower in ((1.0, False), (-0.5, True)):
+        words = [*small_text, f"rewards=[{{name: '{reward}:nines', weight: {weight}}}]", "evaluate.results=best"]
+        session = start(load_recipe("text", words), tmp_path / str(weight))
+        assert session.trainer(Silent()).best.lower is lower  # type: ignore[union-attr]
+
+
 def test_without_an_evaluation_nothing_is_kept(folder: Folder) -> None:
     best = kept(folder)
     best.evaluated(0, {}, None)

@@ -8,13 +8,26 @@ import pytest
 import torch
 
 from flowgrpo.configs.load import load_recipe
+from flowgrpo.configs.reward_sections import RewardConfig
 from flowgrpo.core.baselines import virtual_maximum_advantages
 from flowgrpo.parts.choice import chosen
 from flowgrpo.rewards.runner import RewardBatch
+from flowgrpo.training.credit.combining import combine
 from flowgrpo.training.credit.comparing import ADVANTAGES, SAMPLES, compare
 
 REWARDS, GROUPS = torch.tensor([0.0, 1, 0, 0]), torch.tensor([0, 0, 1, 1])
 OPTIONS: dict[str, dict[str, Any]] = {"stratified": {"stratum": {"reward": "r"}}}
+
+
+def test_whole_numbers_of_an_advantage_or_a_combination_are_numbers_like_others() -> None:
+    samples = SimpleNamespace(groups=GROUPS, outcomes=torch.ones(4, dtype=torch.bool), log_probs=None)
+    scores = RewardBatch(REWARDS[:, None], ("r",), torch.ones(1), {}, {}, {})
+    signs = compare(lambda rewards, groups: (rewards > 0).long() * 2 - 1, scores, samples)
+    assert (signs.dtype, signs.tolist()) == (torch.float32, [-1.0, 1.0, -1.0, -1.0])
+    made = combine(scores, samples, [RewardConfig(name="r")], lambda given: given[:, 0].long())
+    assert (made.values.dtype, made.values.tolist()) == (torch.float32, [[0.0], [1.0], [0.0], [0.0]])
+    with pytest.raises(ValueError, match=r"a combination has to give one number a sample, .* it gave list"):
+        combine(scores, samples, [RewardConfig(name="r")], lambda given: [1.0] * 4)  # type: ignore[arg-type,return-value]
 
 
 def compared(name: str, **options: Any) -> torch.Tensor:

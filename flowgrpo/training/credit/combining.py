@@ -159,12 +159,12 @@ def combine(
     one = combination(given)
     if one is given:
         return found
-    if one.shape != given.shape[:1]:
+    if not isinstance(one, Tensor) or one.shape != given.shape[:1]:
+        what = tuple(one.shape) if isinstance(one, Tensor) else type(one).__name__
         raise ValueError(
-            f"a combination has to give one number a sample, a tensor of shape ({len(given)},); it gave "
-            f"{tuple(one.shape)}"
+            f"a combination has to give one number a sample, a tensor of shape ({len(given)},); it gave {what}"
         )
-    return replace(scores, values=one[:, None], names=("combined",), weights=torch.ones(1))
+    return replace(scores, values=one.to(given.dtype)[:, None], names=("combined",), weights=torch.ones(1))
 
 
 def _corrected(values: Tensor, reward: RewardConfig, name: str) -> Tensor:

@@ -364,4 +364,4 @@ def compare(advantage: Callable[..., Tensor], scores: RewardBatch, samples: Any)
     if not isinstance(found, Tensor) or found.shape != (rows,):
         what = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
         raise ValueError(f"an advantage has to be a tensor of shape ({rows},), one number a sample; it gave {what}")
-    return found
+    return found.to(compared.rewards.dtype)

@@ -29,7 +29,7 @@ class Mark:
 
     Attributes:
         iteration: iterations done before it.
-        score: mean of the reward over the held-out prompts; higher is better.
+        score: mean of the reward over the held-out prompts; higher is better, or lower if its weight is negative.
         measure: what was measured: the reward and the settings that scores depend on.
     """
 
@@ -39,19 +39,22 @@ class Mark:
 
 
 class BestWeights:
-    """Keeps the weights of the evaluation with the highest mean of a reward, and makes them the results of the run.
+    """Keeps the weights of the evaluation with the best mean of a reward, and makes them the results of the run.
 
     An evaluation that an interruption repeats is compared again and gives the same weights.
 
     Args:
         settings: of the evaluations.
         reward: name of the reward.
+        lower: whether a lower mean is better, because the weight of the reward is negative.
         keeper: has the folder of the run, writes the weights.
     """
 
-    def __init__(self, settings: HeldOutConfig, reward: str, keeper: Keeper) -> None:
-        self.keeper, self.reward = keeper, reward
+    def __init__(self, settings: HeldOutConfig, reward: str, keeper: Keeper, lower: bool = False) -> None:
+        self.keeper, self.reward, self.lower = keeper, reward, lower
         self.measure = {"reward": reward, **settings.model_dump(mode="json", exclude=_TIMES)}
+        if lower:
+            self.measure["lower"] = True
         self.mark: Mark | None = None
 
     @property
@@ -97,12 +100,15 @@ class BestWeights:
         score = record.get(f"eval/{self.reward}")
         if score is None or not math.isfinite(score):
             return
-        if self.mark is not None and iteration != self.mark.iteration and score <= self.mark.score:
+        if self.mark is not None and iteration != self.mark.iteration and not self._better(score, self.mark.score):
             return
         self.keeper.save_results(BEST, average)
         self.mark = Mark(iteration, score, self.measure)
         if self.keeper.accelerator.is_main_process:
             write_text(self._file, json.dumps(vars(self.mark), ensure_ascii=False) + "\n")
+
+    def _better(self, score: float, than: float) -> bool:
+        return score < than if self.lower else score > than
 
     def become_results(self, name: str, done: int) -> bool:
         """Make the kept weights the results of the run; False if nothing was kept. Every process must call it.
@@ -118,9 +124,11 @@ class BestWeights:
             with writing(path), new_folder(path, overwrite=True) as target:
                 shutil.copytree(self._folder, target, dirs_exist_ok=True)
             if self.mark.iteration != done:
+                extreme = "lowest" if self.lower else "highest"
                 self.keeper.reporter.note(
                     f"{name} has the weights after {self.mark.iteration} of {done} iterations, whose {self.reward} on "
-                    f"held-out prompts was the highest ({self.mark.score:.4g}). `evaluate.results=last` takes the last"
+                    f"held-out prompts was the {extreme} ({self.mark.score:.4g}). `evaluate.results=last` takes the "
+                    "last"
                 )
         self.keeper.accelerator.wait_for_everyone()
         return True

@@ -29,6 +29,7 @@ RUN_KEYS = (
 BATCHES = {
     "images": ("rollout.batch", "rollout.decode_batch", "rollout.chunk", "rollout.store"),
     "text": ("rollout.batch", "rollout.tokens"),
+    "masked": ("rollout.batch", "rollout.chunk"),
 }
 """Keys of memory, by task. They change results only by rounding."""
 EVALUATION = "evaluate"

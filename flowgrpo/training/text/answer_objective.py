@@ -90,9 +90,10 @@ class AnswerObjective(TextObjective):
         Raises:
             ValueError: a group has more tokens than a batch may have.
         """
-        groups = experience.groups
+        groups, counted = experience.groups, self._scored_ones(experience) or experience.counted
+        trained = torch.ones(len(groups), dtype=torch.bool) if counted is None else torch.tensor(counted)
         for batch in super().batches(experience, part, keep):
-            whole = int(torch.isin(groups, groups[batch]).sum())
+            whole = int((torch.isin(groups, groups[batch]) & trained).sum())
             if whole != len(batch):
                 raise ValueError(
                     f"objective answers compares the {whole} completions of a prompt, which have more tokens than "
