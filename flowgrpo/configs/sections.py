@@ -280,8 +280,8 @@ class HeldOutConfig(Section):
     results: Literal["last", "best"] = Field(
         "last",
         description="Which weights become the results of the run: `last`, or `best` for the weights with the highest "
-        "mean of the first reward at an evaluation of all prompts, the start included. Without held-out prompts, "
-        "the last.",
+        "mean of the first reward at an evaluation of all prompts, the start included; with the lowest mean if the "
+        "weight of this reward is negative. Without held-out prompts, the last.",
     )
 
     @field_validator("rewards")

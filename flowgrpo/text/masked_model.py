@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,12 +13,10 @@ from torch import Tensor, nn
 
 from ..weights.pipeline_folders import from_hub
 from .model_folder import check_language_folder
+from .positions import room_of
 
 Frame = tuple[list[int], list[int]]
 """The token ids before and after the completion: the prompt, and a closing token if the tokenizer writes one."""
-
-POSITION_TABLES = ("position_embeddings", "embed_positions")
-"""What transformers calls the table of a model's absolute positions."""
 
 
 @dataclass(frozen=True)
@@ -58,18 +55,8 @@ class MaskedLanguageModel:
 
     @cached_property
     def positions(self) -> int | None:
-        """The largest number of tokens that the model takes; None if it has no table of positions.
-
-        A model with rotary or relative positions takes rows of any length.
-        """
-        rooms = []
-        for name, part in self.model.named_modules():
-            if isinstance(part, nn.Embedding) and name.rpartition(".")[2] in POSITION_TABLES:
-                # Some models have a table that is larger than what their forward pass can address.
-                size = min(part.num_embeddings, getattr(self.model.config, "max_position_embeddings", math.inf))
-                # Models of the RoBERTa family count positions from the padding token's id on.
-                rooms.append(int(size) - (0 if part.padding_idx is None else part.padding_idx + 1))
-        return min(rooms, default=None)
+        """The largest number of tokens that the model takes, see `room_of`."""
+        return room_of(self.model)
 
     def encode(self, prompt: str) -> Frame:
         """Token ids before and after the completion of a prompt."""

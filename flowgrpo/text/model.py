@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from ..weights.pipeline_folders import from_hub
 from ..weights.saving import ADAPTER_FILE, PEFT_PREFIX, new_folder, put_adapter, save_adapter
 from ..weights.trained import ADAPTER, TrainedWeights
 from .model_folder import check_language_folder
+from .positions import room_of
 
 if TYPE_CHECKING:
     from .masked_model import MaskedLanguageModel
@@ -38,6 +40,11 @@ class LanguageModel:
     tokenizer: Any
     system: str | None = None
     chat: bool = False
+
+    @cached_property
+    def positions(self) -> int | None:
+        """The largest number of tokens that the model takes, see `room_of`."""
+        return room_of(self.model)
 
     @property
     def components(self) -> dict[str, nn.Module]:

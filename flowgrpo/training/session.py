@@ -48,7 +48,7 @@ from .reporting.reporter import Reporter
 from .stopping import Stop
 from .tasks import FlowTask, Task
 from .text.answer_objective import compares
-from .text.text_policy import TextPolicy
+from .text.text_policy import TextPolicy, fitted
 from .text.text_task import TextTask
 from .trainer import Trainer
 
@@ -281,7 +281,7 @@ def load_text_task(recipe: TextRecipe, folder: str, data: Data, device: torch.de
     if model.path == UNTRAINED:
         reinitialise(language, recipe.run.seed)
     language.model.to(device)
-    check_prompts(recipe, data, lambda row: len(language.encode(row.text, row.messages)))
+    check_prompts(recipe, data, lambda row: len(fitted(language, row, recipe.generation.max_tokens)))
     if model.train == "lora":
         weights = LanguageWeights.adapter(language, lora_spec(model.lora), seed=recipe.run.seed)
         begin(weights, recipe)

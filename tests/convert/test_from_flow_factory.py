@@ -202,6 +202,7 @@ def test_wrong_values_are_named(changes: dict[str, Any], says: str, tmp_path: Pa
         ({"train_kl_type": "v-based"}, "train.kl_beta 0.01, train.kl_type 'v-based': their KL compares velocities"),
         ({"scheduler_sde_steps": [1, 3, 5]}, "scheduler.sde_steps [1, 3, 5]: steps are drawn from a range: 1 to 5"),
         ({"model_target_modules": "all"}, "the attention projections are taken"),
+        ({"model_finetune_type": "full", "model_target_modules": "default"}, "there only these layers are trained"),
         ({"train_stg_scale": 1.0}, "train.stg_scale 1.0: this key is not known here"),
         ({"model_attn_backend": "_flash_3_hub"}, "it would run code that is fetched from the hub"),
         ({}, "data.max_dataset_size 100: cut the prompt file to this many lines"),

@@ -1,6 +1,7 @@
 """Completions and scores of a language model outside a run: addressed, as in the run itself, never overwritten."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.inference.inference import evaluate_model
 from flowgrpo.inference.text_inference import iterations_done, sample_texts, task_of
+from flowgrpo.text.model import load_language_model
 from flowgrpo.training.data import PromptRow, read_prompts
 from flowgrpo.training.session import start
 from tests.conftest import Command
@@ -244,6 +246,25 @@ def test_what_cannot_be_done_is_said(command: Command, words: list[str], message
     assert not Path("samples").exists()
 
 
+def test_a_masked_model_samples_fewer_tokens_in_as_many_steps_as_asked(command: Command, tmp_path: Path) -> None:
+    words = ("sample", "1+2=", "--model", "arithmetic:masked", "--max-tokens", "3", "--out", str(tmp_path / "a"))
+    status, _, errors = command(*words)
+    assert status == 1
+    assert "use at most 3 steps" in errors
+    status, shown, errors = command(*words, "--steps", "3")
+    assert (status, errors) == (0, "")
+    assert "3 tokens in 3 steps" in shown
+
+
+def test_a_chat_template_that_refuses_is_named(random_language_folder: Path) -> None:
+    language = load_language_model(str(random_language_folder))
+    refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    language.tokenizer.chat_template = refuses
+    with pytest.raises(ValueError, match=r"the chat template .* refuses a prompt: no system; check the roles"):
+        replace(language, chat=True, system="be brief").encode("1+2=")
+
+
+@pytest.mark.slow
 def test_a_form_of_evaluations_is_used_and_another_is_not(random_language_folder: Path, tmp_path: Path) -> None:
     """With turns, the calculator's answer is in the completions, and a completion still depends on its seed alone."""
     model, settings = str(random_language_folder), ["generation.max_tokens=30"]

@@ -38,6 +38,34 @@ def score_one(function: Callable[..., Any]) -> list[float]:
     return rewards(function).score(IMAGES[:3], PROMPTS[:3]).values[:, 0].tolist()
 
 
+def test_images_are_contiguous_whatever_the_decoder_left() -> None:
+    """Decoders may put channels last. A reward may take a view, and a mean rounds by the order of the numbers."""
+    strides: list[tuple[int, ...]] = []
+
+    def spread(images: torch.Tensor, prompts: list[str]) -> torch.Tensor:
+        strides.append(images.stride())
+        return images.view(len(images), -1).std(1)
+
+    rewards(spread).score(IMAGES[:3].to(memory_format=torch.channels_last), PROMPTS[:3])
+    rewards(spread).score(IMAGES.to(memory_format=torch.channels_last)[[0, 2, 4]], PROMPTS[:3])
+    assert set(strides) == {(96, 32, 8, 1)}
+
+
+def test_a_reward_that_changes_its_columns_changes_them_for_itself_alone() -> None:
+    columns: dict[str, Any] = {"solution": [["a"], ["b"], ["c"]], "wanted": [{"k": 1}] * 3}
+
+    def greedy(images: torch.Tensor, prompts: list[str], *, solution: Any, wanted: Any) -> list[float]:
+        for row, entry in zip(solution, wanted):
+            row.append("more")
+            entry["k"] += 1
+        return [float(len(row) + entry["k"]) for row, entry in zip(solution, wanted)]
+
+    for _ in range(2):
+        found = rewards(greedy, greedy).score(IMAGES[:3], PROMPTS[:3], columns)
+        assert found.values.tolist() == [[4.0, 4.0]] * 3
+    assert columns == {"solution": [["a"], ["b"], ["c"]], "wanted": [{"k": 1}] * 3}
+
+
 @pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor])
 def test_every_return_type_becomes_float32(kind: Callable[[list[float]], Any]) -> None:
     result = rewards(lambda images, prompts: kind([1.0, 0.5, 2.0])).score(IMAGES[:3], PROMPTS[:3])

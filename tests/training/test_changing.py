@@ -9,7 +9,7 @@ import pytest
 
 from flowgrpo.bench.interruption import contents
 from flowgrpo.bench.measures import Silent
-from flowgrpo.configs.load import dump_recipe, load_recipe
+from flowgrpo.configs.load import dump_recipe, load_recipe, recipe_names
 from flowgrpo.configs.yaml_text import parse_yaml
 from flowgrpo.training.folder.changing import adopt, changeable, former_ends, schedule_notes, with_changes
 from flowgrpo.training.folder.run_folder import RunFolder
@@ -187,6 +187,11 @@ def test_batches_that_are_dealt_out_to_the_updates_stay(tmp_path: Path) -> None:
         with_changes(run, ["rollout.batch=2"])
     assert with_changes(run, ["rollout.decode_batch=2"]).rollout.decode_batch == 2  # type: ignore[union-attr]
     assert "rollout.batch" in changeable(load_recipe("flow_grpo"))
+
+
+def test_every_task_has_keys_that_may_change() -> None:
+    for name in recipe_names():
+        assert {"run.iterations", "rollout.batch"} <= set(changeable(load_recipe(name, ["optimizer.cut=prompts"])))
 
 
 # -- the recipes that are kept -------------------------------------------------------------------------------------

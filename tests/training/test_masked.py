@@ -13,7 +13,8 @@ from transformers import AutoModelForMaskedLM, PreTrainedTokenizerFast
 
 from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import RecipeError, dump_recipe, load_recipe
-from flowgrpo.text.masked_model import MaskedLanguageModel, load_masked_model
+from flowgrpo.text.masked_model import load_masked_model
+from flowgrpo.text.positions import room_of
 from flowgrpo.training.folder.run_folder import RunFolder
 from flowgrpo.training.masked.masked_task import MaskedTask
 from flowgrpo.training.reporting.clock import Clock
@@ -298,7 +299,7 @@ def test_prompts_and_completions_fit_the_positions_of_the_model(small: list[str]
 
     def refused(room: int, prompt: str) -> str:
         language.__dict__["positions"] = room
-        with pytest.raises(ValueError, match=f"the model has {room} positions") as error:
+        with pytest.raises(ValueError, match=f"positions for {room} tokens in all") as error:
             policy.frame(prompt)
         return str(error.value)
 
@@ -315,7 +316,9 @@ def test_prompts_and_completions_fit_the_positions_of_the_model(small: list[str]
 def test_a_prompt_without_room_in_the_model_is_refused_before_the_run(small: list[str], tmp_path: Path) -> None:
     rows = [*["1+2="] * 40, "+".join(["1"] * 40) + "="]
     (tmp_path / "train.txt").write_text("".join(f"{row}\n" for row in rows))
-    with pytest.raises(ValueError, match=r"train\.txt: prompt 41: the prompt '1\+1.* positions; shorten the prompt"):
+    with pytest.raises(
+        ValueError, match=r"train\.txt: prompt 41: the prompt '1\+1.* tokens in all; shorten the prompt"
+    ):
         trainer_of([*small, f"data.train={tmp_path / 'train.txt'}"], tmp_path / "run")
 
 
@@ -326,6 +329,7 @@ def test_rooms_of_published_models_are_what_their_forward_pass_takes() -> None:
     size = {"vocab_size": 20, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "pad_token_id": 1}
     size |= {"num_attention_heads": 2, "max_position_embeddings": 16}
     ends = {"bos_token_id": 2, "eos_token_id": 3, "cls_token_id": 2, "sep_token_id": 3}
+    causal = {key: size[key] for key in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")}
     relative = {"position_biased_input": False, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
     models = {
         t.BertForMaskedLM: (t.BertConfig(**size), 16),
@@ -336,10 +340,14 @@ def test_rooms_of_published_models_are_what_their_forward_pass_takes() -> None:
         t.EsmForMaskedLM: (t.EsmConfig(**size, position_embedding_type="rotary", mask_token_id=4), None),
         t.DebertaV2ForMaskedLM: (t.DebertaV2Config(**size, **relative, position_buckets=4), None),
         t.ModernBertForMaskedLM: (t.ModernBertConfig(**size, **ends), None),
+        t.GPT2LMHeadModel: (t.GPT2Config(**causal, n_positions=16), 16),
+        t.OPTForCausalLM: (t.OPTConfig(**causal, ffn_dim=16, max_position_embeddings=16), 16),
+        t.GPTJForCausalLM: (t.GPTJConfig(**causal, n_positions=16, rotary_dim=4), 16),
+        t.LlamaForCausalLM: (t.LlamaConfig(**causal, intermediate_size=16, max_position_embeddings=16), None),
     }
     for kind, (config, room) in models.items():
         model = kind(config).eval()
-        assert MaskedLanguageModel(model, None).positions == room, kind.__name__
+        assert room_of(model) == room, kind.__name__
         row = torch.full((1, 19), 5)
         fits = row[:, : room or 19]
         with torch.no_grad():

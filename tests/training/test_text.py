@@ -16,7 +16,7 @@ from flowgrpo.core.objectives import policy_loss
 from flowgrpo.core.surrogates import clip
 from flowgrpo.text.sampling import Sampled
 from flowgrpo.training.folder.run_folder import RunFolder
-from flowgrpo.training.session import Session
+from flowgrpo.training.session import Session, start
 from flowgrpo.training.text.text_policy import Completions
 from flowgrpo.training.text.text_task import TextTask
 from flowgrpo.training.trainer import Trainer
@@ -302,3 +302,22 @@ def test_conversations_go_through_the_chat_template(
     assert language.decode(language.encode(plain.text, plain.messages)) == "-99+7="
     with pytest.raises(ValueError, match="which only causal language models read"):
         Session(load_recipe("mixgrpo_flash_guard", [f"data.train={prompts}", "data.heldout=null", "rollout.prompts=2"]))
+
+
+def test_a_completion_without_room_in_the_model_is_refused_before_the_run(
+    small_text: list[str], tmp_path: Path
+) -> None:
+    import transformers as t
+
+    recipe = load_recipe("text", small_text)
+    tokenizer = t.AutoTokenizer.from_pretrained(recipe.model.path)
+    config = t.GPT2Config(vocab_size=len(tokenizer), n_positions=16, n_embd=16, n_layer=1, n_head=2)
+    t.GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
+    tokenizer.save_pretrained(tmp_path / "gpt2")
+    words = [*small_text, f"model.path={tmp_path / 'gpt2'}", "model.train=full"]
+    with pytest.raises(
+        ValueError, match=r"arithmetic:train: prompt 1: .* positions for 17 tokens in all; set generation"
+    ):
+        start(load_recipe("text", [*words, "generation.max_tokens=16"]), tmp_path / "no")
+    trainer = start(load_recipe("text", [*words, "generation.max_tokens=6"]), tmp_path / "yes").trainer(Silent())
+    assert trainer.iterate(0)["ratio/first_error"] == 0.0

@@ -120,6 +120,12 @@ def test_answers_and_conflicts_are_compared_in_one_round(words: str) -> None:
         load_recipe("text", ["objective.conflict=2.0", words])
 
 
+def test_completions_that_are_in_no_batch_are_not_missed(random_language_folder: Path, tmp_path: Path) -> None:
+    """The greedy completion beside a group has a score alone."""
+    trainer = trainer_of(random_language_folder, tmp_path / "run", answers("dpo"), "rollout.form=greedy")
+    assert trainer.iterate(0)["ratio/first_error"] == 0.0
+
+
 def test_groups_are_not_cut(random_language_folder: Path, tmp_path: Path) -> None:
     trainer = trainer_of(random_language_folder, tmp_path / "run", answers("dpo"), "rollout.tokens=16")
     with pytest.raises(ValueError, match=r"compares the 4 completions of a prompt.*rollout\.tokens 16"):

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...configs.load import short
 from ...configs.schema import MaskedRecipe
 from ...pipelines.experience import Experience, part_bounds
 from ...pipelines.policy import Told, silent
@@ -20,6 +19,7 @@ from ...samplers.transitions import Rollout, Transitions, Velocity, replay
 from ...samplers.unmasking import MaskMoves, reveal_log_probs, without_mask
 from ...text.masked_model import Frame, MaskedLanguageModel
 from ...text.model import LanguageWeights
+from ..prompts.room import check_room
 
 
 @dataclass(frozen=True)
@@ -100,13 +100,9 @@ class MaskedPolicy:
         """
         if prompt not in self._frames:
             frame = self.language.encode(prompt)
-            given, tokens, room = sum(map(len, frame)), self.recipe.generation.tokens, self.language.positions
-            if room is not None and given + tokens > room:
-                fits = f"set generation.tokens (`flowgrpo sample`: --max-tokens) to at most {room - given}"
-                raise ValueError(
-                    f"the prompt {short(prompt)} has {given} tokens and generation.tokens is {tokens}, but the "
-                    f"model has {room} positions; {fits if given < room else 'shorten the prompt'}"
-                )
+            if self.language.positions is not None:
+                given, tokens = sum(map(len, frame)), self.recipe.generation.tokens
+                check_room(self.language.positions, prompt, given, tokens, "generation.tokens")
             self._frames[prompt] = frame
         return self._frames[prompt]
 

@@ -18,6 +18,7 @@ from ...text.sampling import Sampled, Sampler, completion_keys, sample_completio
 from ...text.scoring import Measure, Statistics, completion_statistics
 from ..data import PromptRow
 from ..distributed.processes import Processes
+from ..prompts.room import check_room
 
 if TYPE_CHECKING:
     # This imports the libraries of models, and a recipe is read without them.
@@ -177,7 +178,7 @@ def complete_seeded(
         sampler: samples a batch.
         seen: called after each batch with the number of completions so far.
     """
-    prompts = [language.encode(row.text, row.messages) for row in rows]
+    prompts = [fitted(language, row, settings.max_tokens) for row in rows]
     owner = [p for p in range(len(rows)) for _ in range(group)]
     ids: list[list[int]] = []
     log_probs: list[list[float]] = []
@@ -193,6 +194,19 @@ def complete_seeded(
         if seen is not None:
             seen(len(ids))
     return Completions(prompts, Sampled(ids, log_probs, ended), [language.decode(one) for one in ids], owner)
+
+
+def fitted(language: LanguageModel, row: PromptRow, tokens: int) -> list[int]:
+    """Token ids of a prompt.
+
+    Raises:
+        ValueError: the model has no positions for the prompt and a completion of `tokens` tokens.
+    """
+    ids = language.encode(row.text, row.messages)
+    if language.positions is not None:
+        # Nothing follows the last token, so the model never sees it.
+        check_room(language.positions + 1, row.text, len(ids), tokens, "generation.max_tokens")
+    return ids
 
 
 def sampler_of(language: LanguageModel, recipe: TextRecipe) -> Sampler:
