@@ -172,9 +172,14 @@ class Figures:
 
         return next((self.run / name for name in RESULTS if (self.run / name).is_dir()), None)
 
+    def _is_newest(self, result: Path) -> bool:
+        """Whether a result is of the run as it is: a run that is made longer has the result of the shorter run."""
+        metrics = self.run / "metrics.jsonl"
+        return self._evaluated_last() or not metrics.is_file() or result.stat().st_mtime >= metrics.stat().st_mtime
+
     def ending(self) -> str:
         """How the run ended, and how to go on if it was interrupted."""
-        if (result := self._result()) is not None:
+        if (result := self._result()) is not None and self._is_newest(result):
             return f"the run has ended; trained weights: {result}"
         if self._evaluated_last():
             return "the run has made its final evaluation"

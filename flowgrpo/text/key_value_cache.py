@@ -28,9 +28,10 @@ def select_rows(cache: Any, rows: Tensor) -> None:
     Raises:
         ValueError: if the model keeps a state from which rows cannot be chosen.
     """
-    if not hasattr(cache, "batch_select_indices"):
+    parts = [cache, *(getattr(cache, "layers", None) or [])]
+    if not all(hasattr(part, "batch_select_indices") for part in parts):
         raise ValueError(
-            f"the model keeps its past in a {type(cache).__name__}, whose rows cannot be chosen; use a model with a "
-            "cache of keys and values"
+            f"the model keeps its past in {' and '.join(sorted({type(part).__name__ for part in parts}))}, whose rows "
+            "cannot all be chosen; use a model whose layers all have a cache of keys and values"
         )
     cache.batch_select_indices(rows)

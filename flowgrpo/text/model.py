@@ -225,6 +225,16 @@ def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def linear_layers(model: Any) -> tuple[str, ...]:
-    """Full names of a model's linear layers without the output layer, which LoRA on text does not adapt."""
+    """Full names of a model's linear layers without the output layer, which LoRA on text does not adapt.
+
+    Raises:
+        ValueError: there are none.
+    """
     head = model.get_output_embeddings()
-    return tuple(name for name, part in model.named_modules() if isinstance(part, nn.Linear) and part is not head)
+    found = tuple(name for name, part in model.named_modules() if isinstance(part, nn.Linear) and part is not head)
+    if not found:
+        raise ValueError(
+            f"{type(model).__name__} has no layers of the class Linear for a LoRA (GPT-2 has Conv1D); write "
+            "model.train: full"
+        )
+    return found

@@ -105,8 +105,17 @@ def computing_dtype(layer: nn.Module, spec: LoraSpec) -> torch.dtype:
     Args:
         layer: a layer of peft, with the adapted layer as `base_layer`.
         spec: says in which type the adapter computes.
+
+    Raises:
+        ValueError: the layer is no layer with a weight, such as the experts of a mixture.
     """
-    dtype: torch.dtype = layer.get_base_layer().weight.dtype  # type: ignore[operator]
+    base = layer.get_base_layer()  # type: ignore[operator]
+    if not isinstance(getattr(base, "weight", None), torch.Tensor):
+        raise ValueError(
+            f"peft would adapt a {type(base).__name__} because of the names of its layers, and a LoRA of it is not "
+            "supported; name other layers with model.lora.targets"
+        )
+    dtype: torch.dtype = base.weight.dtype
     return dtype if spec.compute == "base" and dtype == torch.bfloat16 else torch.float32
 
 
