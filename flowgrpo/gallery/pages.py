@@ -9,12 +9,14 @@ each. Names given by users are list entries, never keys, so that no name can sha
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import yaml
 
+from ..intake.json_text import parse_json
 from ..votes.samples import PHASES, Sample
 from .run_figures import group_spreads, short, summarize
 from .run_reading import Run
@@ -133,7 +135,11 @@ def _part(chosen: Any) -> str:
 
 
 def remake(run: Run) -> dict[str, Any]:
-    """The recipe's values that decide how samples are made: `model`, `steps`, `evaluation_steps`, `settings`."""
+    """What decides how samples are made: `model`, `steps`, `evaluation_steps`, `settings`, and the `result`.
+
+    `result` is the number of iterations behind the weights that the run left, if these are the weights of its best
+    evaluation; else None, because they are the last weights.
+    """
 
     def section(name: str) -> dict[str, Any]:
         value = run.config.get(name)
@@ -155,7 +161,15 @@ def remake(run: Run) -> dict[str, Any]:
         "steps": steps if isinstance(steps, int) else None,
         "evaluation_steps": section("evaluate").get("steps") or (steps if isinstance(steps, int) else None),
         "settings": [[name, value] for name, value in settings.items() if value],
+        "result": _best(run.folder) if section("evaluate").get("results") == "best" else None,
     }
+
+
+def _best(folder: Path) -> int | None:
+    """Iterations before the best evaluation of a run; None if the run has not kept it."""
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        return int(parse_json((folder / "best.json").read_text(encoding="utf-8"))["iteration"])
+    return None
 
 
 def identity(run: Run) -> str:

@@ -155,11 +155,11 @@ function pathOf(place) {
 // A command line for the same model; its run holds the arguments of the call. A shell must not get control characters.
 function remakeLines(row, cell, details) {
   const run = store.site.runs[cell.set.run];
-  const { model, steps, evaluation_steps: evaluated, settings } = run.remake;
+  const { model, steps, evaluation_steps: evaluated, settings, result } = run.remake;
   const evaluation = cell.set.phase === "eval";
   const trained = evaluation && cell.set.iteration > 0;
   const evaluations = store.site.sets.filter((set) => set.run === cell.set.run && set.phase === "eval");
-  const last = Math.max(...evaluations.map((set) => set.iteration)) === cell.set.iteration;
+  const final = (result ?? Math.max(...evaluations.map((set) => set.iteration))) === cell.set.iteration;
   const clean = row.prompt.replace(/[\u0000-\u001f\u007f]+/g, " ");
   const facts = [["run", `${run.folder}, ${moment(cell.set)}`], ["model", model],
     ["denoising steps", store.site.text ? null : evaluation ? evaluated : steps],
@@ -173,8 +173,8 @@ function remakeLines(row, cell, details) {
   const command = store.site.text ? `${begin}flowgrpo resume ${folder}`
     : `${begin}flowgrpo sample ${quoted(clean)} --model ${folder}${options}`;
   const where = place ? "" : ` Run the command in the directory that holds ${run.folder}.`;
-  const weights = trained ? `the final weights of the run${last ? "" : ", not the weights of this evaluation"}` : "the model before training";
-  const exact = again && (last || !trained) ? ` On the same kind of device it gives exactly this ${itemWord()}, if one process evaluated the run.`
+  const weights = trained ? `the final weights of the run${final ? "" : ", not the weights of this evaluation"}` : "the model before training";
+  const exact = again && (final || !trained) ? ` On the same kind of device it gives exactly this ${itemWord()}, if one process evaluated the run.`
     : ` To get exactly this ${itemWord()}, repeat the run: it follows from the recipe, its seed and the iteration.`;
   const remark = store.site.text ? "To get the same completion, repeat the run: it follows from the recipe, its seed and the iteration."
     : `This samples the prompt with ${weights}, from ${again ? "the same" : "other"} noise.${exact}`;

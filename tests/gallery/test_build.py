@@ -272,11 +272,20 @@ def test_remaking_knows_model_steps_and_call(tmp_path: Path) -> None:
         "steps": 12,
         "evaluation_steps": 40,
         "settings": [["sampler", "kernel cps"], ["call", "guidance_scale 4.5"]],
+        "result": None,
         "place": "../",
         "start": None,
     }
     detail = data["r0-eval-000000-0"]["details"][0]
     assert (detail["noise"], detail["path"]) == ("1152921504606846977", [[2, 0], [5, 1]])
+
+
+def test_a_page_knows_which_evaluation_the_result_of_a_run_is_from(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [record(0, 1, 7, 0.1)])
+    (run / "config.yaml").write_text(json.dumps({"name": "x", "evaluate": {"results": "best"}}))
+    assert data_of(build_gallery(run))["site"]["runs"][0]["remake"]["result"] is None
+    (run / "best.json").write_text(json.dumps({"iteration": 40, "score": 0.5, "measure": {}}))
+    assert data_of(build_gallery(run))["site"]["runs"][0]["remake"]["result"] == 40
 
 
 def test_one_evaluation_and_no_metrics_make_a_page(tmp_path: Path) -> None:
