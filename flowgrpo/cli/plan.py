@@ -245,7 +245,8 @@ def _print_estimate(
 
     try:
         found = estimate(recipe, gpu, gpus, utilisation, prompts, sharding)
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:
+        # A network refuses a size that it cannot take by an error of its own.
         if gpu not in GPUS or not 0 < utilisation <= 1 or sharding not in (None, *SHARDING):
             raise
         return say(f"no estimate of memory and time: {error}")

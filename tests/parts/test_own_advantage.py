@@ -118,6 +118,10 @@ def some(rewards, groups):
 
 def two(rewards):
     return rewards * 1
+
+
+def listed(rewards, groups):
+    return [True] * len(rewards)
 """
 
 
@@ -129,6 +133,7 @@ def two(rewards):
         ("advantage={}:greedy", "an advantage asks for 'pixels', which a run does not give; it gives lengths, prompts"),
         ("credit={}:flat", r"credit flat has to give an advantage for each of \d+ nodes; it gave a tensor of shape"),
         ("select=[{}:some]", "a selection has to give a bool for each sample"),
+        ("select=[{}:listed]", "a selection has to give a bool for each sample, .* it gave list"),
         (
             "combine={}:two",
             r"a combination has to give one number a sample, a tensor of shape \(8,\); it gave \(8, 1\)",

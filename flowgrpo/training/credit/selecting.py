@@ -127,10 +127,11 @@ def chosen_samples(
     mine = torch.ones(len(ranked), dtype=torch.bool)
     for among, selection in selections:
         chosen = selection(ranked, experience.siblings(among))
-        if chosen.shape != mine.shape or chosen.dtype != torch.bool:
+        if not isinstance(chosen, Tensor) or chosen.shape != mine.shape or chosen.dtype != torch.bool:
+            tensor = isinstance(chosen, Tensor)
+            gave = f"{chosen.dtype} of shape {tuple(chosen.shape)}" if tensor else type(chosen).__name__
             raise ValueError(
-                f"a selection has to give a bool for each sample, a tensor of shape {tuple(mine.shape)}; it gave "
-                f"{chosen.dtype} of shape {tuple(chosen.shape)}"
+                f"a selection has to give a bool for each sample, a tensor of shape {tuple(mine.shape)}; it gave {gave}"
             )
         mine = mine & chosen
     return mine
