@@ -31,7 +31,7 @@ from .joined_rollouts import JoinedObjective
 from .losses.objective import Objective
 from .reported import as_reported
 from .reporting.clock import Clock
-from .reporting.records import batch_record, reward_record
+from .reporting.records import batch_record, own_metrics, reward_record
 from .reporting.reporter import Reporter
 from .reporting.symptoms import marks, symptoms_of
 from .result_card import Known, write_result_card
@@ -229,7 +229,7 @@ class Trainer:
             # A critic learns the rewards that advantages are computed from.
             scores = batch.scores if self.task.credit_model() is None else self.credit.combined(batch)
             record |= self.task.learn(batch.experience, scores)
-        record |= self.credit.record()
+        record |= own_metrics("the advantage", self.credit.record(), record)
         record |= self.update(batch.experience, advantages, keep)
         record |= self.task.settle(record)
         record |= batch_record(self.processes, batch, advantages)

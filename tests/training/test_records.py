@@ -9,7 +9,7 @@ import torch
 
 from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
-from flowgrpo.training.reporting.records import SHOWN, track_samples
+from flowgrpo.training.reporting.records import SHOWN, own_metrics, track_samples
 from flowgrpo.training.session import start
 
 
@@ -95,3 +95,14 @@ def test_tensorboard_has_samples(task: str, tmp_path: Path, small: list[str], ra
     else:
         assert {"samples/eval/text_summary", "samples/train/text_summary"} <= tags["tensors"]
     assert "reward/total" in tags["scalars"]
+
+
+def test_metrics_of_a_part_are_numbers_and_have_names_of_their_own() -> None:
+    found = own_metrics("extension a", {"x": torch.tensor(2.0), "y": float("nan"), "z": None, "n": np.float64(3)}, {})
+    assert found == {"x": 2.0, "y": None, "z": None, "n": 3.0}
+    with pytest.raises(ValueError, match=r"record\(\) of extension a gives 'iteration', which the run records itself"):
+        own_metrics("extension a", {"iteration": 7}, {"iteration": 0})
+    with pytest.raises(ValueError, match="gives 'x' as Tensor; give one number for a name"):
+        own_metrics("extension a", {"x": torch.zeros(2)}, {})
+    with pytest.raises(ValueError, match="has to give a mapping of names to numbers; it gave NoneType"):
+        own_metrics("the advantage", None, {})

@@ -20,6 +20,7 @@ from ..data import PromptRow
 from ..distributed.processes import Processes
 from ..folder.checkpoint import Kept, Stateful, Written
 from ..reporting.clock import Clock
+from ..reporting.records import own_metrics
 from ..reporting.reporter import Alarm
 
 if TYPE_CHECKING:
@@ -300,12 +301,12 @@ class Extensions:
             advantages = one.advantages_made(advantages, samples, batch)
         return advantages
 
-    def update_done(self, samples: Pooled, record: Mapping[str, Any]) -> dict[str, float]:
+    def update_done(self, samples: Pooled, record: Mapping[str, Any]) -> dict[str, float | None]:
         """Tell all extensions that the update of an iteration is done; returns their metrics."""
-        found: dict[str, float] = {}
-        for one in self.each.values():
+        found: dict[str, float | None] = {}
+        for name, one in self.each.items():
             one.update_done(samples, record)
-            found |= one.record()
+            found |= own_metrics(f"extension {name}", one.record(), record)
         return found
 
     def evaluation_done(self, evaluation: Evaluation) -> None:
