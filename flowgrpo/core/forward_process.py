@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Annotated
 
 import torch
@@ -33,25 +32,6 @@ def levels_to_draw(num_steps: int, levels: int | None = None, skip: int = 0) -> 
         skip: without this many of the noisiest levels.
     """
     return range(skip, min(levels or num_steps, num_steps - 1))
-
-
-def draw_levels(steps: range, times: int | None, draw: str, generator: torch.Generator) -> list[int]:
-    """Draw steps, rising.
-
-    Args:
-        steps: from which to draw.
-        times: how many; all if None.
-        draw: `any` draws without further order. `ranges` divides the steps into `times` ranges of equal size, up to
-            rounding, and draws one of each (AWM 2509.25050, released code).
-        generator: on the CPU.
-    """
-    total = len(steps)
-    if times is None or times >= total:
-        return list(steps)
-    if draw == "any":
-        return [steps[k] for k in sorted(torch.randperm(total, generator=generator)[:times].tolist())]
-    bounds = [total * k // times for k in range(times + 1)]
-    return [steps[int(torch.randint(low, high, (), generator=generator))] for low, high in pairwise(bounds)]
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,7 @@ from flowgrpo.core.forward_process import (
     awm,
     dgpo,
     diffusion_nft,
-    draw_levels,
     flow_dpo,
-    levels_to_draw,
 )
 from flowgrpo.core.surrogates import clip, reinforce
 
@@ -227,16 +225,3 @@ def test_bad_rows_are_named():
         replace(random_rows(), sigma=1.5)
     with pytest.raises(ValueError, match=r"noise has shape \(1, 2, 3\), velocity \(4, 2, 3\)"):
         replace(random_rows(), noise=torch.zeros(1, 2, 3))
-
-
-def test_levels_are_drawn_without_the_last_and_without_what_is_skipped() -> None:
-    assert levels_to_draw(10) == range(9)
-    assert levels_to_draw(10, levels=5) == range(5)
-    assert levels_to_draw(10, levels=20, skip=1) == range(1, 9)
-    generator = torch.Generator().manual_seed(0)
-    assert draw_levels(range(1, 9), None, "any", generator) == draw_levels(range(1, 9), 8, "ranges", generator)
-    for draw in ("any", "ranges"):
-        drawn = [draw_levels(range(2, 9), 3, draw, torch.Generator().manual_seed(seed)) for seed in range(300)]
-        assert all(steps == sorted(set(steps)) and len(steps) == 3 for steps in drawn)
-        assert {step for steps in drawn for step in steps} == set(range(2, 9))
-    assert all(steps[0] < 4 <= steps[1] < 6 <= steps[2] for steps in drawn)

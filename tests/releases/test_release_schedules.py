@@ -7,12 +7,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flowgrpo.core.forward_process import draw_levels, levels_to_draw
+from flowgrpo.core.forward_process import levels_to_draw
 from flowgrpo.samplers.kernels import Kernel
 from flowgrpo.samplers.plans import branch_plan, spine_plan
 from flowgrpo.samplers.rollout import RolloutRunner
 from flowgrpo.samplers.schedules import compress_tail, shifted_sigmas
 from flowgrpo.samplers.windows import decay, exp_decay, progressive
+from flowgrpo.training.losses.forward import draw_levels
 from flowgrpo.weights.averages import Ema
 from tests.releases.comparing import numbers
 

@@ -7,9 +7,10 @@ import torch
 
 from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import RecipeError, load_recipe
+from flowgrpo.core.forward_process import levels_to_draw
 from flowgrpo.pipelines.experience import Experience
 from flowgrpo.training.folder.run_folder import RunFolder
-from flowgrpo.training.losses.forward import ForwardObjective
+from flowgrpo.training.losses.forward import ForwardObjective, draw_levels
 from flowgrpo.training.losses.objective import Outcome
 from flowgrpo.training.losses.transition import TransitionObjective
 from flowgrpo.training.planning import forecast, nfe_of
@@ -296,3 +297,16 @@ def test_the_clip_of_dgpo_acts_because_its_old_policy_lags(old, acts, random_pip
         record = trainer.update(e, torch.linspace(-1, 1, len(e.rollout.parent)))
         shares += [step["clip_share"] for step in record["steps"].values()]
     assert (max(shares) > 0) == acts
+
+
+def test_levels_are_drawn_without_the_last_and_without_what_is_skipped() -> None:
+    assert levels_to_draw(10) == range(9)
+    assert levels_to_draw(10, levels=5) == range(5)
+    assert levels_to_draw(10, levels=20, skip=1) == range(1, 9)
+    generator = torch.Generator().manual_seed(0)
+    assert draw_levels(range(1, 9), None, "any", generator) == draw_levels(range(1, 9), 8, "ranges", generator)
+    for draw in ("any", "ranges"):
+        drawn = [draw_levels(range(2, 9), 3, draw, torch.Generator().manual_seed(seed)) for seed in range(300)]
+        assert all(steps == sorted(set(steps)) and len(steps) == 3 for steps in drawn)
+        assert {step for steps in drawn for step in steps} == set(range(2, 9))
+    assert all(steps[0] < 4 <= steps[1] < 6 <= steps[2] for steps in drawn)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from ...configs.sections import EmaConfig
 from ...core.addressing import address
 from ...core.diagnostics import step_statistics
-from ...core.forward_process import Noised, diffusion_nft, draw_levels, levels_to_draw
+from ...core.forward_process import Noised, diffusion_nft, levels_to_draw
 from ...core.objectives import held_columns
 from ...core.penalties import Edges
 from ...parts.choice import Choice, Of
@@ -221,6 +222,25 @@ class ForwardObjective(Unmeasured):
     def _reference(self, experience: Experience, batch: _Images, x: Tensor) -> Tensor:
         with torch.no_grad(), self.policy.reference():
             return self._velocity(experience, batch, x)
+
+
+def draw_levels(steps: range, times: int | None, draw: str, generator: torch.Generator) -> list[int]:
+    """Draw steps, rising.
+
+    Args:
+        steps: from which to draw.
+        times: how many; all if None.
+        draw: `any` draws without further order. `ranges` divides the steps into `times` ranges of equal size, up to
+            rounding, and draws one of each (AWM 2509.25050, released code).
+        generator: on the CPU.
+    """
+    total = len(steps)
+    if times is None or times >= total:
+        return list(steps)
+    if draw == "any":
+        return [steps[k] for k in sorted(torch.randperm(total, generator=generator)[:times].tolist())]
+    bounds = [total * k // times for k in range(times + 1)]
+    return [steps[int(torch.randint(low, high, (), generator=generator))] for low, high in pairwise(bounds)]
 
 
 def _edges(noised: Noised, step: int, log_ratio: Tensor) -> Edges:
