@@ -31,7 +31,8 @@ from .joined_rollouts import JoinedObjective
 from .losses.objective import Objective
 from .reported import as_reported
 from .reporting.clock import Clock
-from .reporting.records import batch_record, own_metrics, reward_record
+from .reporting.own_metrics import own_metrics
+from .reporting.records import batch_record, reward_record
 from .reporting.reporter import Reporter
 from .reporting.symptoms import marks, symptoms_of
 from .result_card import Known, write_result_card

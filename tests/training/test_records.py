@@ -9,7 +9,8 @@ import torch
 
 from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
-from flowgrpo.training.reporting.records import SHOWN, own_metrics, track_samples
+from flowgrpo.training.reporting.own_metrics import own_metrics
+from flowgrpo.training.reporting.records import SHOWN, track_samples
 from flowgrpo.training.session import start
 
 

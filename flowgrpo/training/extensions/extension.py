@@ -20,7 +20,7 @@ from ..data import PromptRow
 from ..distributed.processes import Processes
 from ..folder.checkpoint import Kept, Stateful, Written
 from ..reporting.clock import Clock
-from ..reporting.records import own_metrics
+from ..reporting.own_metrics import own_metrics
 from ..reporting.reporter import Alarm
 
 if TYPE_CHECKING:
