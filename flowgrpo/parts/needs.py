@@ -146,7 +146,7 @@ def one_round(why: str, unless: str | None = None) -> Rule:
     """A need that every prompt is sampled in one round, without `rollout.budget` and `data.templates`.
 
     Args:
-        why: a clause that says what needs this, such as "the critic learns from one rollout".
+        why: the rest of a sentence whose subject is the part; a whole clause for a section.
         unless: name of an option of the part. If the option is left out, the need does not apply.
     """
 
@@ -154,8 +154,9 @@ def one_round(why: str, unless: str | None = None) -> Rule:
         if unless is not None and place.get(unless) is None:
             return []
         rounds = {"rollout.budget": recipe.rollout.budget, "data.templates": recipe.data.templates}
+        who = f"{place.kind} {place.short} " if isinstance(place, Choice) else ""
         return [
-            f"{why}, and {key} samples a prompt in several rounds; leave one of them out"
+            f"{who}{why}, and {key} samples a prompt in several rounds; leave one of them out"
             for key, given in rounds.items()
             if given
         ]

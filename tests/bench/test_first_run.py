@@ -1,4 +1,4 @@
-"""The measurement of a first run makes real runs, and its scores are those of `flowgrpo evaluate`."""
+"""The measurement of first runs makes real runs, times them, and scores them on held-out and on test prompts."""
 
 import json
 from pathlib import Path

@@ -115,7 +115,7 @@ def test_answers_and_conflicts_are_compared_in_one_round(words: str) -> None:
     with pytest.raises(RecipeError, match=r"takes a whole group in a call, and .* cuts it into rounds"):
         load_recipe("text", [answers("dpo"), "penalties=[]", words])
     with pytest.raises(
-        RecipeError, match=r"`conflict` compares whole groups, and .* samples a prompt in several rounds"
+        RecipeError, match=r"compares whole groups with `conflict`, and .* samples a prompt in several rounds"
     ):
         load_recipe("text", ["objective.conflict=2.0", words])
 

@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 
 from ...core.combination import coherent_rewards
-from ...parts.needs import Need, needs
+from ...parts.needs import Need, needs, one_round
 from ...parts.ranges import Count, Given, Words
 from ...text.cutting import cut_completions
 from ...weights.averages import Ema
@@ -22,7 +22,7 @@ from ..reporting.clock import Clock
 from ..text.text_objective import statistics_of
 from .extension import Rewards
 from .measured import MeasuredByPolicy
-from .rules import names_a_reward, once, one_round
+from .rules import names_a_reward, once
 
 if TYPE_CHECKING:
     # This imports the libraries of models, and a recipe is read without them.

@@ -11,14 +11,14 @@ from torch import Tensor
 from ...core.bounded_terms import bounded_shaping
 from ...core.ease import group_ease
 from ...core.entropy_guided import uncertain_windows
-from ...parts.needs import Need, needs
+from ...parts.needs import Need, needs, one_round
 from ...parts.ranges import Count, NotNegative
 from ..credit.combining import total_reward
 from ..credit.pooling import Batch
 from ..text.text_objective import statistics_of
 from .extension import CREDIT, Comparison
 from .measured import MeasuredByPolicy
-from .rules import once, one_round
+from .rules import once
 
 
 @needs(

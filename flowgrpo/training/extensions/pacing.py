@@ -11,14 +11,14 @@ from torch import Tensor
 from ...core.addressing import address
 from ...core.categorical import pick
 from ...core.unmasking_schedules import count_log_probs, option_counts
-from ...parts.needs import Need, needs
+from ...parts.needs import Need, needs, one_round
 from ...parts.ranges import Count, Given, Positive
 from ..credit.pooling import Batch, Pooled
 from ..distributed.processes import Processes
 from ..planning import levels_of
 from ..reporting.clock import Clock
 from .extension import Extension
-from .rules import once, one_round
+from .rules import once
 
 
 @needs(

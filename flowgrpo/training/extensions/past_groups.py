@@ -10,13 +10,13 @@ import torch
 
 from ...core.addressing import address
 from ...parts.choice import Choice
-from ...parts.needs import Need, alone, needs
+from ...parts.needs import Need, alone, needs, one_round
 from ...parts.ranges import Count, Fraction, Given
 from ..credit.pooling import Batch
 from ..data import PromptRow
 from ..text.kept import Packed, joined, packed
 from .extension import Extension
-from .rules import once, one_round
+from .rules import once
 
 DRAWS = 15
 """The part of an address that says: this draws the groups that come back."""

@@ -7,14 +7,14 @@ from typing import Any
 
 from ...core.prompt_memory import Successes
 from ...parts.choice import Choice
-from ...parts.needs import Need, needs
+from ...parts.needs import Need, needs, one_round
 from ...parts.ranges import Count
 from ...parts.traits import offers, saying
 from ..credit.combining import total_reward
 from ..credit.pooling import Batch
 from ..text.kept import joined, packed
 from .extension import Extension
-from .rules import once, one_round
+from .rules import once
 
 SUCCESS = 0.5
 

@@ -58,20 +58,6 @@ def once_per_reward(recipe: Any, choice: Choice) -> list[str]:
     return [f"extensions has {choice.short} {len(same)} times for reward {known}; write it once"]
 
 
-def one_round(why: str) -> Rule:
-    """A need that every prompt is sampled in one round; `why` is a clause with the extension as its subject."""
-
-    def rule(recipe: Any, choice: Choice) -> list[str]:
-        wanted = {"rollout.budget": recipe.rollout.budget, "data.templates": recipe.data.templates}
-        return [
-            f"extension {choice.short} {why}, and {key} samples a prompt in several rounds; leave one of them out"
-            for key, value in wanted.items()
-            if value
-        ]
-
-    return rule
-
-
 def draws_last(why: str) -> Rule:
     """A need that no later extension draws prompts; `why` is a clause with the extension as its subject."""
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...parts.choice import Choice
-from ...parts.needs import Need, needs
+from ...parts.needs import Need, needs, one_round
 from ...parts.traits import offers
 from ..credit.combining import total_reward
 from ..credit.pooling import Batch
@@ -15,7 +15,7 @@ from ..data import PromptRow, worded
 from ..distributed.processes import Processes
 from ..reporting.clock import Clock
 from .measured import MeasuredSamples
-from .rules import once, one_round
+from .rules import once
 
 WORDS = ("prompt", "solution", "feedback")
 """What a template may hold, in braces."""

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from ...parts.choice import Choice, given_names
-from ...parts.needs import Need, needs
+from ...parts.needs import Need, needs, one_round
 from ...parts.traits import offers
 from ...text.sampling import Sampled
 from ..credit.pooling import DIVERGENCE, Batch
 from ..text.text_objective import statistics_of
 from ..text.text_policy import Completions, TextPolicy
 from .measured import MeasuredByPolicy
-from .rules import once, one_round, without
+from .rules import once, without
 
 
 def _is_asked(recipe: Any, choice: Choice) -> list[str]:

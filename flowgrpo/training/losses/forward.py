@@ -68,8 +68,8 @@ class ForwardObjective(Unmeasured):
             out.
         skip: How many of the noisiest levels are never drawn. The first level is pure noise, which AWM's code leaves
             out.
-        draw: `any`: any of these levels. `ranges`: one level of each of `times` ranges of equal size, as in the code of
-            AWM.
+        draw: `any`: the levels of a rollout are drawn without further order. `ranges`: the levels are divided into
+            `times` ranges of equal size, and one level of each range is drawn, as in the code of AWM.
         noise: `prompt`: the images of a prompt share their noise, as in DGPO's code. `image`: each image has noise of
             its own, as in the code of DiffusionNFT and AWM.
     """

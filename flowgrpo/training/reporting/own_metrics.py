@@ -1,4 +1,4 @@
-"""Metrics that a part of a recipe adds to those of the run."""
+"""Metrics that a part of a recipe adds to the metrics of the run."""
 
 from __future__ import annotations
 

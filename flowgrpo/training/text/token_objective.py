@@ -73,7 +73,7 @@ def of_tokens(recipe: TextRecipe, choice: Choice) -> list[str]:
     moves("variance", "r2vpo", "the price", "lam"),
     Need("objective.level", ("token",), "counts tokens with `balance`", unless="balance"),
     Need("objective.level", ("token",), "counts tokens with `variance`", unless="variance"),
-    one_round("objective tokens with `conflict` compares whole groups", unless="conflict"),
+    one_round("compares whole groups with `conflict`", unless="conflict"),
     Need("objective.reduce", ("sum",), "divides sums by the longest length with `constant`", unless="constant"),
 )
 class TokenObjective(TextObjective):
