@@ -251,6 +251,12 @@ def _bench(reader: Reader, words: list[str], example: Example) -> list[str] | No
         results = reader.home / (told["results"] or "runs/race")
         assert list(results.glob("race-diffusion_nft-rate*-seed0-*.json"))
         return None
+    if name == "first-run":
+        # One run of two iterations, with a quick evaluation; the embedded pipeline and its prompts stay.
+        small = ["run.iterations=2", "evaluate.prompts=2", "evaluate.seeds=1", "evaluate.quick={every: 1, prompts: 1}"]
+        small += ["rollout.prompts=2", "data.test=heldout.txt"]
+        (reader.home / "heldout.txt").write_text("a red circle\na star\n", encoding="utf-8")
+        return [*words, "--seeds", "0", *small]
     if name == "interruption":
         # Only one process is killed, not a dozen; with this seed, after two thirds of the run's time.
         reader.patch.setitem(bench.MEASUREMENTS, name, partial(interruption, kills=1))
