@@ -67,7 +67,7 @@ def plan(
     """Print what a recipe will do and cost, without loading a model."""
     from ..configs.layers import machine_of
     from ..configs.load import dump_recipe, load_recipe
-    from ..configs.schema import MaskedRecipe, TextRecipe
+    from ..configs.schema import MaskedRecipe, Recipe, TextRecipe
 
     source, overrides = split(words)
     output_file(svg)
@@ -78,6 +78,11 @@ def plan(
     checked = _checked(recipe, source)
     seen = _prompts_seen(against)
     say(f"{recipe.name}: {recipe.paper or 'no paper named'}")
+    asked = {"--gpu": gpu, "--gpus": gpus, "--sharding": sharding}
+    if not isinstance(recipe, Recipe) and (given := [option for option, value in asked.items() if value is not None]):
+        raise ValueError(
+            f"{recipe.name} makes text, and the estimate for a card is of images only; leave {', '.join(given)} out"
+        )
     if isinstance(recipe, TextRecipe):
         if draw or svg is not None:
             raise ValueError(f"{recipe.name} is a recipe of text, which has no tree of denoising steps to draw")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -115,8 +116,21 @@ def evaluation_recipe(model: str, source: str | None, overrides: Sequence[str]) 
 
     Raises:
         ValueError: no recipe is named and the model is neither a run nor an embedded model, the recipe is of another
-            task, or an override says which weights a run trains.
+            task, or an override says which weights a run trains or names rewards that do not score the evaluation.
     """
+    recipe = _evaluation_recipe(model, source, overrides)
+    changed = {word.partition("=")[0] for word in overrides}
+    own = any(re.match(r"evaluate\.rewards\b", key) for key in changed)
+    if recipe.evaluate.rewards is not None and not own and any(re.match(r"rewards\b", key) for key in changed):
+        named = ", ".join(reward.label or reward.name for reward in recipe.evaluate.rewards)
+        raise ValueError(
+            f"`rewards` are trained on, and evaluate.rewards of {recipe.name} score an evaluation ({named}); write "
+            "evaluate.rewards in place of rewards"
+        )
+    return recipe
+
+
+def _evaluation_recipe(model: str, source: str | None, overrides: Sequence[str]) -> AnyRecipe:
     if is_run(model):
         if source is None:
             return recipe_of_run(model, overrides)

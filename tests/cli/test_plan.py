@@ -93,3 +93,10 @@ def test_impossible_machines_are_refused(words: tuple[str, ...], said: str):
 def test_unknown_parts_are_refused_by_name():
     with pytest.raises(RecipeError, match="no part 'sd3'"):
         plan("flow_grpo+sd3")
+
+
+@pytest.mark.parametrize("recipe", ["text", "masked"])
+def test_an_estimate_that_a_recipe_of_text_has_not_is_refused(recipe: str) -> None:
+    done = CliRunner().invoke(app, ["plan", recipe, "--gpu", "h100", "--gpus", "2"])
+    assert done.exit_code == 1
+    assert "the estimate for a card is of images only; leave --gpu, --gpus out" in str(done.exception)

@@ -255,6 +255,19 @@ def test_of_a_named_recipe_a_run_takes_what_is_scored_and_not_how_it_samples(tmp
         evaluation_recipe(str(run), "text", [])
 
 
+def test_rewards_that_would_not_score_the_evaluation_are_refused(tmp_path: Path, small: list[str]) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    recipe = load_recipe("mixgrpo_flash_guard", small)
+    (run / "config.yaml").write_text(dump_recipe(recipe))
+    other = "rewards=[{name: jpeg_compressibility}]"
+    with pytest.raises(ValueError, match=r"evaluate\.rewards .* \(gold\); write evaluate\.rewards in place of rewards"):
+        evaluation_recipe(str(run), None, [other])
+    found = evaluation_recipe(str(run), None, [other, "evaluate.rewards=null"])
+    assert (found.rewards[0].name, found.evaluate.rewards) == ("jpeg_compressibility", None)
+    assert evaluation_recipe(str(run), None, [f"evaluate.{other}"]).evaluate.rewards == found.rewards
+
+
 def test_a_plain_model_needs_a_recipe_and_the_embedded_one_has_its_own(random_pipeline: Path) -> None:
     with pytest.raises(ValueError, match="it has no prompts and rewards for an evaluation; name a recipe"):
         evaluation_recipe(str(random_pipeline), None, ["evaluate.prompts=1"])

@@ -31,7 +31,7 @@ def text(*words: str) -> AnyRecipe:
     return load_recipe("text", list(words))
 
 
-def line(iteration: int, mean: float, error: float | None, name: str = "gold") -> dict[str, Any]:
+def line(iteration: int, mean: float | None, error: float | None, name: str = "gold") -> dict[str, Any]:
     return {"iteration": iteration, f"eval/{name}": mean, f"eval_error/{name}": error}
 
 
@@ -69,6 +69,12 @@ def test_of_the_best_weights_the_scores_are_those_of_that_evaluation() -> None:
     card = card_text(images(), metrics, CardFacts("lora", 20))
     assert table(card, "Scores")["gold"] == ["0.25 ± 0.03", "0.5 ± 0.04"]
     assert table(card, "Training")["iterations"][0].startswith("20 of ")
+
+
+def test_weights_that_no_score_chose_are_not_said_to_be_chosen() -> None:
+    card = card_text(images(), [line(0, None, None), line(40, None, None)], LORA)
+    assert table(card, "Scores")["gold"] == ["–", "–"]
+    assert "chosen by" not in card
 
 
 def test_a_first_or_last_evaluation_at_another_time_is_said() -> None:

@@ -192,7 +192,8 @@ def _scores(recipe: AnyRecipe, metrics: Sequence[Mapping[str, Any]], facts: Card
         text += f" The last evaluation was after {after['iteration']} iterations."
     if before["iteration"] != 0:
         text += f" The first evaluation was after {before['iteration']} iterations."
-    if recipe.evaluate.results == "best" and facts.iteration:
+    chosen = names and any(_number(line.get(f"eval/{names[0]}")) is not None for line in made)
+    if recipe.evaluate.results == "best" and facts.iteration and chosen:
         text += " The weights were chosen by the first of these rewards, so its score is a little too good."
     table = ["| reward | before | after |", "| --- | --- | --- |", *rows]
     return ["## Scores\n\n" + "\n".join(table) + f"\n\n{text}"]
