@@ -18,7 +18,7 @@ from ..parts.choice import Of
 from ..parts.ranges import Positive
 from ..parts.traits import compares, no_ratio, of_selection, whole_groups
 from .advantages import group_index, sum_by_group
-from .surrogates import clip
+from .surrogates import clip, losses
 
 Surrogate = Annotated[Callable[..., Tensor], Of("surrogate", "clip")]
 
@@ -85,7 +85,7 @@ def _mean(values: Tensor) -> Tensor:
 def _surrogate_loss(surrogate: Surrogate, logp: Tensor, old_logp: Tensor, adv: Tensor) -> tuple[Tensor, Tensor]:
     log_ratio = (logp - old_logp.detach())[:, None]
     everywhere = torch.ones_like(log_ratio, dtype=torch.bool)
-    loss = surrogate(log_ratio, adv.to(logp)[:, None], logp[:, None], everywhere)
+    loss = losses(surrogate, log_ratio, adv.to(logp)[:, None], logp[:, None], everywhere)
     return loss[:, 0], log_ratio.detach()[:, 0]
 
 

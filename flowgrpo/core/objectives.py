@@ -16,6 +16,7 @@ from .surrogates import (
     dro,
     gmpo,
     held_back,
+    losses,
     pooled_per_column,
     reinforce,
     sapo,
@@ -301,7 +302,7 @@ def policy_loss(
         raise ValueError(f"`denom` is {denom}; use the positive count of tokens or rows of the whole optimizer step")
     inputs = _prepare(logp, old_logp, advantages, mask, weight)
     log_ratio = _at_level(inputs, level)
-    loss = surrogate(log_ratio, inputs.adv, inputs.logp, inputs.mask)
+    loss = losses(surrogate, log_ratio, inputs.adv, inputs.logp, inputs.mask)
     scale = _gradient_scale(surrogate, log_ratio, inputs)
     metrics = _metrics(scale, _held(surrogate, log_ratio, inputs, scale), log_ratio, inputs)
     if inputs.weight is not None:

@@ -70,6 +70,29 @@ def held_back(
     return None if held is None else held & (wide != 0)
 
 
+def losses(surrogate: Callable[..., Tensor], log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor) -> Tensor:
+    """[B, T] losses of a surrogate.
+
+    Args:
+        surrogate: a function of `flowgrpo.core` or your own, with its hyper-parameters bound.
+        log_ratio: [B, T].
+        adv: [B] or [B, T].
+        logp: [B, T].
+        mask: [B, T].
+
+    Raises:
+        ValueError: if the surrogate does not give one loss for each entry.
+    """
+    found = surrogate(log_ratio, adv, logp, mask)
+    if not isinstance(found, Tensor) or found.shape != log_ratio.shape:
+        what = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        raise ValueError(
+            f"a surrogate has to give a loss for each entry, a tensor of shape {tuple(log_ratio.shape)} like "
+            f"`log_ratio`; it gave {what}"
+        )
+    return found
+
+
 def _nothing(log_ratio: Tensor, *_: Tensor, **__: object) -> Tensor:
     return torch.zeros_like(log_ratio, dtype=torch.bool)
 

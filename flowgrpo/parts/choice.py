@@ -219,6 +219,7 @@ def options_model(kind: str, name: str) -> type[Section]:
 def _model(kind: str, target: Callable[..., Any], name: str) -> type[Section]:
     if "name" in _options(target):
         raise ValueError(f"{kind} {name}: an option cannot be called name, which is the key of the part; rename it")
+    _check_call(kind, target, name)
     texts = described(target)
     fields: dict[str, Any] = {}
     for option, (annotation, default) in {**KINDS[kind].own, **_options(target)}.items():
@@ -232,6 +233,19 @@ def _model(kind: str, target: Callable[..., Any], name: str) -> type[Section]:
         )
         fields[option] = (annotation, about)
     return create_model(f"{kind.title()} {name}", __base__=Section, __doc__=inspect.getdoc(target), **fields)
+
+
+def _check_call(kind: str, target: Callable[..., Any], name: str) -> None:
+    values = KINDS[kind].positional
+    if values is None or isinstance(target, type):
+        return
+    try:
+        inspect.signature(target).bind(*values, **dict.fromkeys(_keywords(target)))
+    except TypeError:
+        raise ValueError(
+            f"{kind} {name} has the parameters {inspect.signature(target)}, but it is called with {len(values)} "
+            f"value{'' if len(values) == 1 else 's'}; write {KINDS[kind].call}"
+        ) from None
 
 
 @cache

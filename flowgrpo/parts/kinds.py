@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -48,6 +49,13 @@ class Kind:
         if self.word.endswith("y"):
             return f"{self.word[:-1]}ies"
         return f"{self.word}es" if self.word.endswith("s") else f"{self.word}s"
+
+    @property
+    def positional(self) -> list[str] | None:
+        """The names of the values that a function of the kind is called with; None for classes and for free choices."""
+        head, _, rest = self.call.partition("(")
+        before = re.sub(r" ?\[[^]]*\]", "", rest.partition(")")[0]).partition(", *")[0]
+        return None if "class" in head or "..." in before else before.split(", ")
 
     @cached_property
     def builtin(self) -> Mapping[str, Callable[..., Any]]:

@@ -180,7 +180,7 @@ class Kernel:
 
         Raises:
             ValueError: if there is no such step, the levels do not decrease within [0, 1], or the kernel gives numbers
-                that are not finite.
+                that are not finite, or not two numbers.
         """
         if not 0 <= i < len(sigmas) - 1:
             raise ValueError(f"no step {i} in a table of {len(sigmas)} levels; use 0 to {len(sigmas) - 2}")
@@ -188,7 +188,13 @@ class Kernel:
         if not 0.0 <= levels[i + 1] < levels[i] <= 1.0:
             raise ValueError(f"step {i}: sigma {levels[i]} to {levels[i + 1]}; use levels falling within [0, 1]")
         if self.function is not None:
-            std, kappa = self.function(levels, i)
+            found = self.function(levels, i)
+            try:
+                std, kappa = map(float, found)
+            except (TypeError, ValueError):
+                raise ValueError(
+                    f"kernel '{self.name}' has to give two numbers, (std, kappa); it gave {found!r}"
+                ) from None
         else:
             function = KERNELS[self.name]
             std, kappa = function(levels, i) if self.eta is None else function(levels, i, eta=self.eta)

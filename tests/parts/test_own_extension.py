@@ -2,12 +2,15 @@
 
 import inspect
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from flowgrpo.configs.load import RecipeError, load_recipe
 from flowgrpo.training.checking import check
-from flowgrpo.training.extensions.extension import Extension, Extensions
+from flowgrpo.training.extensions.extension import Comparison, Extension, Extensions
 from tests.parts.own_parts import IMAGES, same_when_resumed, write_part
 from tests.training.test_text_processes import launched, lines_of
 
@@ -144,3 +147,22 @@ def test_as_many_prompts_are_drawn_as_there_were(tmp_path: Path):
     )
     with pytest.raises(ValueError, match="extension Few drew 1 prompts for iteration 0; return"):
         same_when_resumed("text", [*TEXT, f"extensions=['{mine}:Few']"], tmp_path)
+
+
+@pytest.mark.parametrize("hook", ["prompts_drawn", "samples_scored", "samples_compared", "advantages_made"])
+def test_a_hook_that_returns_nothing_is_named(hook: str) -> None:
+    mine: Any = type("Mine", (Extension,), {hook: lambda *given: None})
+    given = {"prompts_drawn": ([], [], 0), "samples_scored": (None,), "samples_compared": (torch.ones(4), None)}
+    with pytest.raises(ValueError, match=rf"{hook}\(\) of extension mine returned NoneType; return the "):
+        getattr(Extensions({"mine": mine()}), hook)(*given.get(hook, (torch.ones(4), None, None)))
+
+
+def test_advantages_of_another_shape_are_refused() -> None:
+    class Mean(Extension):
+        def samples_compared(self, advantages: Tensor, comparison: Comparison) -> Tensor:
+            return advantages.mean()
+
+    with pytest.raises(
+        ValueError, match=r"of extension mean returned advantages of shape \(\); .* of the shape \(4,\)"
+    ):
+        Extensions({"mean": Mean()}).samples_compared(torch.ones(4), None)  # type: ignore[arg-type]

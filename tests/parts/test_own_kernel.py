@@ -4,8 +4,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from flowgrpo.configs.load import RecipeError, load_recipe
+from flowgrpo.core.objectives import policy_loss
+from flowgrpo.samplers.kernels import Kernel
 from flowgrpo.training.checking import check
 from tests.parts.own_parts import IMAGES, same_when_resumed, write_part
 
@@ -52,3 +55,35 @@ def test_what_a_kernel_of_ones_own_gives_is_checked_before_a_model_is_loaded(tmp
     mine = write_part(tmp_path, "def wild(sigmas, step):\n    return -1.0, 0.0\n")
     with pytest.raises(ValueError, match=r"kernel 'wild': step .* has std -1"):
         check(load_recipe("mixgrpo", [f"sampler.kernel={mine}:wild"])).require()
+
+
+@pytest.mark.parametrize(
+    ("key", "code", "written"),
+    [
+        ("sampler.kernel", "def mine(sigmas): ...", r"kernel\(sigmas, step, \*, \.\.\.\) -> \(std, kappa\)"),
+        ("objective.surrogate", "def mine(log_ratio, adv): ...", r"surrogate\(log_ratio, adv, logp, mask"),
+        ("advantage", "def mine(rewards, groups, ids, *, eps=1.0): ...", r"advantage\(rewards \[B\], groups \[B\]"),
+    ],
+)
+def test_a_function_that_cannot_be_called_as_its_kind_is_refused(key: str, code: str, written: str, tmp_path: Path):
+    mine = write_part(tmp_path, code + "\n")
+    with pytest.raises(
+        RecipeError, match=rf"mine has the parameters \(.*\), but it is called with .*; write {written}"
+    ):
+        load_recipe("mixgrpo", [f"{key}={mine}:mine"])
+
+
+@pytest.mark.parametrize("found", [None, 0.5, (0.1, 0.2, 0.3), ("a", "b")])
+def test_a_kernel_that_gives_anything_but_two_numbers_is_refused(found: object):
+    with pytest.raises(ValueError, match=r"kernel 'mine' has to give two numbers, \(std, kappa\); it gave"):
+        Kernel("mine", function=lambda sigmas, step: found).coefficients([1.0, 0.5, 0.0], 0)  # type: ignore
+
+
+def test_a_surrogate_without_a_loss_for_each_entry_is_refused():
+    entries = torch.zeros(2, 3)
+    with pytest.raises(
+        ValueError, match=r"a tensor of shape \(2, 3\) like `log_ratio`; it gave a tensor of shape \(\)"
+    ):
+        policy_loss(entries, entries, torch.ones(2), entries > -1, surrogate=lambda ratio, *_: ratio.sum())
+    with pytest.raises(ValueError, match="it gave NoneType"):
+        policy_loss(entries, entries, torch.ones(2), entries > -1, surrogate=lambda *_: None)  # type: ignore

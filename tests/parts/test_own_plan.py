@@ -127,7 +127,7 @@ def test_a_plan_of_ones_own_is_planned_drawn_and_refused_its_wrong_options(comma
         ),
         (
             "def mine(setting):\n    return 3\n",
-            r"plan .*mine fails in iteration 0: TypeError: mine\(\) takes 1 positional",
+            r"mine has the parameters \(setting\), but it is called with 2 values; write plan\(setting, iteration",
         ),
         ("def mine(setting, iteration):\n    return 1 / 0\n", r"mine\.py, line 2: ZeroDivisionError"),
         (

@@ -272,10 +272,11 @@ class Extensions:
         """The prompts of an iteration, of all processes.
 
         Raises:
-            ValueError: an extension returned more or fewer prompts.
+            ValueError: an extension returned more or fewer prompts, or something else.
         """
         for name, one in self.each.items():
             drawn = one.prompts_drawn(rows, everything, iteration)
+            _check_returned(name, "prompts_drawn", drawn, Sequence)
             if len(drawn) != len(rows):
                 raise ValueError(
                     f"extension {name} drew {len(drawn)} prompts for iteration {iteration}; return {len(rows)} of them"
@@ -285,20 +286,23 @@ class Extensions:
 
     def samples_scored(self, batch: Batch) -> Batch:
         """The samples of this process. Every process must call it."""
-        for one in self.each.values():
+        for name, one in self.each.items():
             batch = one.samples_scored(batch)
+            _check_returned(name, "samples_scored", batch, Batch)
         return batch
 
     def samples_compared(self, advantages: Tensor, comparison: Comparison) -> Tensor:
         """[L] advantages of the samples of all processes."""
-        for one in self.each.values():
-            advantages = one.samples_compared(advantages, comparison)
+        for name, one in self.each.items():
+            advantages = _advantages(name, "samples_compared", one.samples_compared(advantages, comparison), advantages)
         return advantages
 
     def advantages_made(self, advantages: Tensor, samples: Pooled, batch: Batch) -> Tensor:
         """[N] or [N, T] advantages of this process's nodes."""
-        for one in self.each.values():
-            advantages = one.advantages_made(advantages, samples, batch)
+        for name, one in self.each.items():
+            advantages = _advantages(
+                name, "advantages_made", one.advantages_made(advantages, samples, batch), advantages
+            )
         return advantages
 
     def update_done(self, samples: Pooled, record: Mapping[str, Any]) -> dict[str, float | None]:
@@ -313,3 +317,21 @@ class Extensions:
         """Tell all extensions the results of an evaluation."""
         for one in self.each.values():
             one.evaluation_done(evaluation)
+
+
+def _check_returned(extension: str, hook: str, found: object, kind: type) -> None:
+    if not isinstance(found, kind):
+        raise ValueError(
+            f"{hook}() of extension {extension} returned {type(found).__name__}; return the {kind.__name__} that the "
+            "run goes on with"
+        )
+
+
+def _advantages(extension: str, hook: str, found: Tensor, before: Tensor) -> Tensor:
+    _check_returned(extension, hook, found, Tensor)
+    if found.shape != before.shape:
+        raise ValueError(
+            f"{hook}() of extension {extension} returned advantages of shape {tuple(found.shape)}; return advantages "
+            f"of the shape {tuple(before.shape)} that it got"
+        )
+    return found
