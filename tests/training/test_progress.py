@@ -158,6 +158,15 @@ def test_the_time_left_is_what_a_run_of_even_steps_takes(total: int, every: int,
     assert [at + still for at, still in seen] == pytest.approx([now] * len(seen))
 
 
+def test_few_prompts_that_are_all_prompts_are_not_counted():
+    shown, output = reporter(120, quick=2)
+    shown.evaluation(0, {"eval/gold": 0.4, "quick/gold": 0.4})
+    shown.evaluation(2, {"quick/gold": 0.5})
+    assert [line.partition(":")[0] for line in output.getvalue().splitlines()[-2:]] == [
+        "held-out after 0 iterations", "held-out after 2 iterations"
+    ]  # fmt: skip
+
+
 def test_quick_evaluations_show_their_gain_and_a_curve():
     shown, output = reporter(120, quick=2)
     shown.evaluation(0, {"eval/gold": 0.5, "eval_error/gold": 0.01, "quick/gold": 0.4, "quick_error/gold": 0.05})

@@ -68,6 +68,8 @@ class ConsoleReporter:
         self._curve: list[float | None] = []
         self._curve_of: str | None = None
         self._few = 0
+        # `flowgrpo watch` does not know how many held-out prompts there are.
+        self._few_are_all = False
         self._columns: list[Column] = []
 
     def __enter__(self) -> ConsoleReporter:
@@ -243,7 +245,9 @@ class ConsoleReporter:
             listed = ", ".join(f"{name} {number(mean, 10, 4)}" for name, mean in whole.items())
             self.say(f"held-out {after}: {listed}{self._drawn(followed) if followed == whole else ''}", "cyan")
         if few:
-            prompts = "held-out" if whole == few else f"first {self._few} held-out prompts"
+            if whole:
+                self._few_are_all = whole == few
+            prompts = "held-out" if self._few_are_all else f"first {self._few} held-out prompts"
             listed = ", ".join(f"{name} {number(mean, 10, 4)}{gained(record, name)}" for name, mean in few.items())
             self.say(f"{prompts} {after}: {listed}{self._drawn(followed)}", "cyan")
         self._expect(iteration, evaluated=True)
