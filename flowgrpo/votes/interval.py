@@ -4,7 +4,7 @@ import math
 from statistics import NormalDist
 
 
-def wilson(wins: int, count: int, confidence: float = 0.95) -> tuple[float, float]:
+def wilson(wins: float, count: float, confidence: float = 0.95) -> tuple[float, float]:
     """Return the score interval of a proportion (Wilson 1927): all p with |wins/count - p| ≤ z √(p (1 - p) / count).
 
     Unlike the normal interval around the mean, it stays within [0, 1], and keeps its confidence level for few votes and

@@ -142,7 +142,8 @@ def test_undecided_pairs_are_fitted_and_not_judged() -> None:
 
 def test_a_difference_of_nothing_is_never_right() -> None:
     blank = pairs_of(np.zeros((12, 3)), [1] * 10 + [0] * 2, 0, [0] * 10 + [1] * 2)
-    assert validate(blank, 1.0) == HeldOut(0, 10)
+    found = validate(blank, 1.0)
+    assert (found.right, found.count) == (0, 10)
 
 
 def test_the_penalty_is_the_one_that_predicts_best_and_the_largest_of_equals() -> None:
@@ -176,3 +177,16 @@ def test_better_than_chance_is_an_interval_above_one_half() -> None:
     assert HeldOut(15, 20).beats_chance
     assert not HeldOut(5, 20).beats_chance
     assert HeldOut(81, 263).interval == pytest.approx((0.2553, 0.3662), abs=5e-5)
+
+
+def test_pairs_that_share_pictures_are_worth_less_than_as_many_alone() -> None:
+    right, counts = np.array([64.0, 0.0, 60.0, 5.0, 50.0, 55.0]), np.full(6, 64.0)
+    found = HeldOut.of_units(right, counts)
+    assert (found.right, found.count) == (234, 384)
+    assert HeldOut(234, 384).beats_chance
+    assert not found.beats_chance
+    # Units of one pair each are independent pairs, but for the quantile of Student.
+    alone = HeldOut.of_units(np.array([1.0] * 80 + [0.0] * 20), np.ones(100))
+    assert alone.worth == pytest.approx(100, rel=0.03)
+    assert HeldOut.of_units(np.full(5, 16.0), np.full(5, 16.0)).beats_chance
+    assert not HeldOut.of_units(np.array([30.0]), np.array([30.0])).beats_chance

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from flowgrpo.rewards.models.bradley_terry import Pairs
+from flowgrpo.rewards.models.bradley_terry import HeldOut, Pairs
 from flowgrpo.rewards.models.reactions import Reactions, check_enough, file_of, ranked_right
 from flowgrpo.votes.marks import Reaction
 from flowgrpo.votes.samples import Sample
@@ -98,3 +98,17 @@ def test_too_few_reactions_are_refused() -> None:
         check_enough(seen, 7)
     with pytest.raises(ValueError, match="4 prompts with both"):
         check_enough(seen[:8], 2)
+
+
+def test_favourites_of_noise_rarely_beat_chance_although_their_pictures_share_prompts() -> None:
+    rng, accepted, independent = np.random.default_rng(0), 0, 0
+    for _ in range(100):
+        features, units = rng.normal(size=(160, 8)) / 8**0.5, np.repeat(np.arange(10), 16)
+        loved = np.tile(np.repeat([1.0, 0.0], 8), 10)
+        rows = Pairs(np.column_stack([features, np.full(160, 30.0)]), loved, 1 - loved, np.zeros(160), units)
+        found = ranked_right(rows, 1.0)
+        accepted += found.beats_chance
+        independent += HeldOut(found.right, found.count).beats_chance
+    # If all pairs counted as independent, a quarter of such rewards would pass.
+    assert independent > 15
+    assert accepted <= 8

@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import solve
 from scipy.special import expit
+from scipy.stats import norm
+from scipy.stats import t as student
 
 from ...votes.interval import wilson
 
@@ -24,6 +26,8 @@ FOLDS, INNER_FOLDS = 10, 5
 _STEPS = 100
 _CLOSE = 1e-13
 _ENOUGH = 0.25
+_UPPER = 0.975
+"""The quantile at the upper end of an interval of 95 %."""
 
 
 @dataclass(frozen=True)
@@ -74,15 +78,42 @@ class HeldOut:
     Attributes:
         right: number of decided pairs in which the model prefers the same side as people did.
         count: number of decided pairs.
+        worth: number of independent pairs that say as much about the share of right predictions; None for `count`.
     """
 
     right: int
     count: int
+    worth: float | None = None
+
+    @classmethod
+    def of_units(cls, right: Array, counts: Array) -> HeldOut:
+        """Predictions of pairs in U units, such as prompts. The pairs of a unit may depend on each other.
+
+        The worth is the count, divided by the design effect: the variance of the share among units, divided by its
+        variance if all pairs were independent (Kish 1965), and at least 1. With few units this variance is itself
+        uncertain, so the worth is also multiplied by (z / t)², the squared ratio of the quantiles of the normal
+        distribution and of Student's with U - 1 degrees of freedom (Korn and Graubard 1998).
+
+        Args:
+            right: [U] number of right predictions.
+            counts: [U] number of decided pairs; units without any do not count.
+        """
+        right, counts = right[counts > 0], counts[counts > 0]
+        total, units = float(counts.sum()), len(counts)
+        if units < 2:
+            return cls(int(right.sum()), int(total), 0.0)
+        share = float(right.sum()) / total
+        alone = share * (1 - share) * total
+        among = units / (units - 1) * float(np.square(right - share * counts).sum())
+        effect = max(among / alone, 1.0) if alone else 1.0
+        few = (norm.ppf(_UPPER) / student.ppf(_UPPER, units - 1)) ** 2
+        return cls(int(right.sum()), int(total), float(total / effect * few))
 
     @property
     def interval(self) -> tuple[float, float]:
         """95 % interval of the share of right predictions; see `wilson`."""
-        return wilson(self.right, self.count)
+        worth = self.count if self.worth is None else self.worth
+        return wilson(self.right / max(self.count, 1) * worth, worth)
 
     @property
     def beats_chance(self) -> bool:
@@ -165,7 +196,8 @@ def validate(pairs: Pairs, penalty: float | None = None) -> HeldOut:
     """
     # A difference of 0 predicts neither side.
     right = np.sign(predictions(pairs, penalty)) == np.sign(pairs.firsts - pairs.seconds)
-    return HeldOut(int(np.count_nonzero(right & pairs.decided)), int(np.count_nonzero(pairs.decided)))
+    _, units = np.unique(pairs.units, return_inverse=True)
+    return HeldOut.of_units(np.bincount(units, right & pairs.decided), np.bincount(units, pairs.decided))
 
 
 def predictions(pairs: Pairs, penalty: float | None = None) -> Array:

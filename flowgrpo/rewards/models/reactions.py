@@ -146,4 +146,5 @@ def ranked_right(rows: Pairs, penalty: float | None = None) -> HeldOut:
     scores, loved = predictions(rows, penalty), rows.firsts > 0
     pairs = (rows.units[:, None] == rows.units) & loved[:, None] & ~loved
     right = pairs & (scores[:, None] > scores)
-    return HeldOut(int(np.count_nonzero(right)), int(np.count_nonzero(pairs)))
+    _, units = np.unique(rows.units, return_inverse=True)
+    return HeldOut.of_units(np.bincount(units, right.sum(1)), np.bincount(units, pairs.sum(1)))
