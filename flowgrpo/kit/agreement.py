@@ -69,15 +69,15 @@ def agreement_with(specs: Sequence[RewardSpec], votes: Path) -> list[Agreement]:
     The reward gets a prompt's columns from the votes. A value that is valid JSON is decoded; any other stays text.
 
     Raises:
-        ValueError: see `read_votes`; the file holds no decided pair; an image is missing; or a reward cannot be made,
-            or fails.
+        ValueError: see `read_votes`; the file holds no decided pair; an image is missing, or is not the one that was
+            voted on; or a reward cannot be made, or fails.
         MissingDependency: a reward needs a package that is not installed.
     """
     preferences = read_preferences(votes)
     if not preferences:
         raise ValueError(f"{votes} holds no decided pair; vote with `flowgrpo gallery RUN --vote` first")
     pictures = isinstance(preferences[0].chosen, Path)
-    parts = _pictures(preferences) if pictures else [_completions(preferences)]
+    parts = _pictures(preferences, votes) if pictures else [_completions(preferences)]
     found = []
     for spec in specs:
         trial = Trial(spec, "images" if pictures else "text")
@@ -121,17 +121,23 @@ def _sides(preferences: Sequence[Preference]) -> dict[Key, dict[str, Any]]:
     }
 
 
-def _pictures(preferences: Sequence[Preference]) -> list[Material]:
+def _pictures(preferences: Sequence[Preference], votes: Path) -> list[Material]:
     found: list[LabelledPicture] = []
-    frames = {
-        str(file): side.frames or 1
+    voted = {
+        str(file): (one, side)
         for one in preferences
         for file, side in zip((one.chosen, one.rejected), one.vote.preferred or ())
     }
     for (file, prompt), columns in _sides(preferences).items():
+        one, side = voted[file]
         if not Path(file).is_file():
             raise ValueError(f"{file}, which was voted on, is missing; put it back, or vote on another run")
-        found.append(picture_of(Path(file), prompt, columns, frames[file]))
+        if not side.unchanged(votes.parent):
+            raise ValueError(
+                f"{votes}, line {one.vote.line}: {file} has changed since the vote; put the picture back, or take the "
+                "line out"
+            )
+        found.append(picture_of(Path(file), prompt, columns, side.frames or 1))
     return list(materials(found))
 
 

@@ -14,6 +14,8 @@ YARDSTICKS = {
 }
 """Rewards to compare a reward with, on samples of the embedded models; the first of each task scores its true goal."""
 KEYS = ("name", "options", "label", "time_limit")
+OF_TRAINING = ("weight", "noise", "gate", "unlikely", "at_least")
+"""Keys of an entry that say what a run does with the scores."""
 
 
 def parse_reward(text: str, options: Mapping[str, Any] | None = None, time_limit: float | None = None) -> RewardSpec:
@@ -35,11 +37,15 @@ def parse_reward(text: str, options: Mapping[str, Any] | None = None, time_limit
         raise ValueError(f"{text!r:.80} is no entry of a recipe: {error}") from None
     if not isinstance(entry, dict):
         raise ValueError(f"{text!r} is no entry of a recipe; write {{name: gold, options: {{dense: true}}}}")
-    strange = [key for key in entry if key not in KEYS]
+    strange = [str(key) for key in entry if key not in KEYS]
+    if strange:
+        known = f"its keys are {', '.join(KEYS)}"
+        about = " (the others say what training does with the scores)" if set(strange) <= {*OF_TRAINING} else ""
+        raise ValueError(f"leave {', '.join(strange)} out of {text!r:.80}; here {known}{about}")
     given = entry.get("options") or {}
     label = entry.get("label")
     named = isinstance(entry.get("name"), str) and isinstance(label, str | None)
-    if strange or not named or not isinstance(given, dict):
+    if not named or not isinstance(given, dict):
         raise ValueError(
             f"{text!r} is no entry of a recipe; write {{name: gold, options: {{dense: true}}, label: mine}}"
         )

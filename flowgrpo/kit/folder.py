@@ -124,7 +124,8 @@ def _listed(metadata: Path) -> list[LabelledPicture]:
         # The index of a run keeps the columns of the prompt file under one key.
         inner = row.columns.get("columns")
         columns = inner if isinstance(inner, dict) else {k: v for k, v in row.columns.items() if k != key}
-        pictures.append(picture_of(path, row.text, columns))
+        frames = row.columns.get("frames") if inner is columns else None
+        pictures.append(picture_of(path, row.text, columns, frames if isinstance(frames, int) and frames > 1 else 1))
     return pictures
 
 

@@ -235,7 +235,9 @@ def construct(spec: RewardSpec) -> tuple[Any, str, Mapping[str, Any]]:
         except ModuleNotFoundError as error:
             raise missing_dependency(short, error) from error
         except Exception as error:
-            if target.__module__.startswith("flowgrpo."):
+            # Rewards of the package explain what is wrong, except for options of a type that they did not expect.
+            ours = target.__module__.startswith("flowgrpo.")
+            if ours and not isinstance(error, TypeError | AttributeError | RuntimeError):
                 raise
             raise ValueError(f"reward {spec.label or short!r} cannot be made: {told(error)}") from error
         bound: Mapping[str, Any] = {}

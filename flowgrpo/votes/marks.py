@@ -36,14 +36,24 @@ def read_reactions(marks: Path, runs: Sequence[Path]) -> list[Reaction]:
         runs: folders of the runs whose samples are taken. A run that is named twice counts once.
 
     Raises:
-        ValueError: the file is no file of marks, it has no marks of a run, a mark has no sample, the picture of a
-            sample is gone, or a run has no samples that can be read.
+        ValueError: the file is no file of marks, it has no marks of a run, two runs have the same folder name, a mark
+            has no sample, the picture of a sample is gone, or a run has no samples that can be read.
     """
     entries = _entries(marks)
     found: list[Reaction] = []
+    known: dict[str, Path] = {}
     for run in {folder.resolve(): folder for folder in runs}.values():
-        own = [entry for entry in entries if entry.get("folder") == run.resolve().name]
-        if len(own) != 1 or not isinstance(own[0].get("marks"), list):
+        name = run.resolve().name
+        own = [entry for entry in entries if entry.get("folder") == name]
+        # A file of marks names a run by its folder's name alone.
+        if name in known or len(own) > 1:
+            both = f"the runs {known[name]} and {run} have" if name in known else f"{marks} has marks of two runs with"
+            raise ValueError(
+                f"{both} the same folder name {name}, so their marks cannot be told apart; rename a folder, and save "
+                "the marks again from its gallery"
+            )
+        known[name] = run
+        if not own or not isinstance(own[0].get("marks"), list):
             named = ", ".join(str(entry.get("folder")) for entry in entries) or "none"
             raise ValueError(f"{marks} has no marks of the run {run}; it has marks of the folders {named}")
         found += _of_run(own[0]["marks"], run, marks)

@@ -1,5 +1,6 @@
 """Rewards against people's choices, on votes written by hand."""
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -52,7 +53,14 @@ def vote_on_pictures(folder: Path, number: int, left: int, right: int, choice: s
     shown = [vote.left, vote.right]
     record = [
         type(side)(
-            side.run, side.folder, side.iteration, side.prompt_id, side.sample, image, completion=None, sha256=""
+            side.run,
+            side.folder,
+            side.iteration,
+            side.prompt_id,
+            side.sample,
+            image,
+            completion=None,
+            sha256=hashlib.sha256((folder / image).read_bytes()).hexdigest(),
         )
         for side, image in zip(shown, sides)
     ]
@@ -94,6 +102,13 @@ def test_agreement_with_pictures(tmp_path: Path, source: Path) -> None:
     assert flat.text() == "flat: tells no pair apart; 4 with equal scores, 0 not scored"
     # The picture of level 255 is not scored.
     assert blind == Agreement("blind", 0, 0, 3, 1)
+
+
+def test_a_picture_that_changed_since_the_vote_is_refused(tmp_path: Path, source: Path) -> None:
+    vote_on_pictures(tmp_path, 0, 200, 10, "left")
+    Image.new("RGB", (4, 3), (0, 90, 0)).save(tmp_path / "samples" / "0-right.png")
+    with pytest.raises(ValueError, match=r"votes.jsonl, line 1: .*0-right\.png has changed since the vote"):
+        agreement_with([RewardSpec(f"{source}:red")], tmp_path / "votes.jsonl")
 
 
 def test_agreement_with_completions(tmp_path: Path, source: Path) -> None:

@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from flowgrpo.kit.check import CheckPlan, check_on
+from flowgrpo.kit.entries import parse_reward
 from flowgrpo.kit.findings import FAULT, Report
 from flowgrpo.kit.material import Material
 from flowgrpo.kit.trial import Trial
 from flowgrpo.kit.usefulness import check_distribution
 from flowgrpo.rewards.base import RewardSpec
+from flowgrpo.rewards.registry import build
 
 CULPRITS = Path(__file__).with_name("culprits.py")
 
@@ -224,3 +226,21 @@ def test_a_reward_of_parts_gets_the_lines(tmp_path: Path, sums: Material):
     )
     report = examine(RewardSpec(f"{tmp_path / 'mine.py'}:digits"), sums)
     assert report.convictions == set(), report.text()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{name: gold, weight: 0.5}", r"leave weight out .* name, options, label, time_limit \(the others say what"),
+        ("{name: gold, optons: {}}", r"leave optons out .* name, options, label, time_limit$"),
+        ("{name: 3}", "is no entry of a recipe; write"),
+    ],
+)
+def test_an_entry_with_other_keys_is_refused_by_their_names(text: str, said: str):
+    with pytest.raises(ValueError, match=said):
+        parse_reward(text)
+
+
+def test_an_option_of_another_type_is_told_with_the_name_of_its_reward():
+    with pytest.raises(ValueError, match="reward 'reactions' cannot be made: TypeError"):
+        build(RewardSpec("reactions", options={"marks": 5, "runs": 5}))

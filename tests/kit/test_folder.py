@@ -57,6 +57,16 @@ def test_prompts_and_columns_come_from_metadata(name: str, text: str, tmp_path: 
     assert (picture.prompt, picture.columns) == ("a cat", {"tag": "animals"})
 
 
+def test_a_video_in_the_index_of_a_run_has_its_frames(tmp_path: Path):
+    Image.new("RGB", (12, 4), "red").save(tmp_path / "x.png")
+    record = {"image": "x.png", "prompt": "a cat", "seed": 0, "frames": 3, "columns": {}}
+    (tmp_path / "index.jsonl").write_text(json.dumps(record) + "\n")
+    (picture,) = read_folder(tmp_path)
+    assert (picture.frames, picture.size) == (3, (4, 4))
+    (material,) = materials([picture])
+    assert material.samples.shape == (1, 3, 3, 4, 4)
+
+
 def test_transparent_parts_lie_over_white(tmp_path: Path):
     path = paint(tmp_path / "x.png", (255, 0, 0, 0), mode="RGBA")
     (picture,) = read_folder(tmp_path)

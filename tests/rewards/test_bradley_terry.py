@@ -187,6 +187,6 @@ def test_pairs_that_share_pictures_are_worth_less_than_as_many_alone() -> None:
     assert not found.beats_chance
     # Units of one pair each are independent pairs, but for the quantile of Student.
     alone = HeldOut.of_units(np.array([1.0] * 80 + [0.0] * 20), np.ones(100))
-    assert alone.worth == pytest.approx(100, rel=0.03)
+    assert alone.worth == pytest.approx(100, rel=0.05)
     assert HeldOut.of_units(np.full(5, 16.0), np.full(5, 16.0)).beats_chance
     assert not HeldOut.of_units(np.array([30.0]), np.array([30.0])).beats_chance

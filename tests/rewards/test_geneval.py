@@ -108,6 +108,9 @@ def test_metadata_that_cannot_be_read() -> None:
         ([{"class": "dog", "count": 0}], "count of 'dog' is 0"),
         ([{"class": "dog", "color": "teal"}], "'teal' is not one of the colours"),
         ([{"class": "dog", "position": ["left of", 0]}], "number of an earlier object"),
+        ([{"class": "dog", "position": "left of"}], "the position of 'dog' is 'left of'; give a list of one of"),
+        ([{"class": "dog", "position": ["left of"]}], r"the position of 'dog' is \['left of'\]; give a list"),
+        ([{"class": "dog", "position": 5}], "the position of 'dog' is 5; give a list"),
         ("two dogs", "not a list of objects"),
         (3, "not a list of objects"),
     ]:
@@ -200,14 +203,16 @@ def planted(folders: dict[str, str], *found: list[Detection], **options: Any) ->
 def test_scores_notes_and_rows_without_metadata(folders: dict[str, str]) -> None:
     include = [[{"class": "dog", "count": 2}], None, '[{"class": "cat", "count": 1}]']
     reward, stand_in = planted(folders, [DOG], [CAT, CAT])
-    columns = {"include": include, "exclude": [None, None, [{"class": "cat", "count": 2}]], "tag": [None] * 3}
-    batch = RewardSet([reward_of(reward)]).score(pictures(3, 3, 100, 100), ["", "", ""], columns)
-    assert batch.values[:, 0].tolist() == pytest.approx([0.5, float("nan"), 0.0], nan_ok=True)
+    include.append([])
+    columns = {"include": include, "exclude": [None, None, [{"class": "cat", "count": 2}], []], "tag": [None] * 4}
+    batch = RewardSet([reward_of(reward)]).score(pictures(4, 3, 100, 100), [""] * 4, columns)
+    assert batch.values[:, 0].tolist() == pytest.approx([0.5, float("nan"), 0.0, float("nan")], nan_ok=True)
     assert batch.record(0)["sub_scores"]["geneval"] == {"partial": 0.5, "strict": 0.0, "benchmark": 0.0}
     assert batch.notes["geneval"] == [
         "1 dog instead of 2",
         "",
         "2 cat instead of 1; 2 cat where fewer than 2 are allowed",
+        "",
     ]
     assert stand_in.sizes == [2]
     reward.close()

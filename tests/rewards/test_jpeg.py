@@ -48,7 +48,10 @@ def test_quality_counts_and_wrong_ones_are_refused() -> None:
     images = noise(1, 3, 32, 32)
     low, high = JpegIncompressibility(quality=10), JpegIncompressibility(quality=95)
     assert low(images=images, prompts=["a"]).values < high(images=images, prompts=["a"]).values
-    with pytest.raises(ValueError, match="use 1 to 100"):
+    with pytest.raises(ValueError, match="from 1 to 100"):
         JpegCompressibility(quality=0)
+    for wrong in ("high", 95.5, True):
+        with pytest.raises(ValueError, match="give a whole number from 1 to 100"):
+            JpegCompressibility(quality=wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"\[B, 3, H, W\]"):
         jpeg_kilobytes(torch.zeros(2, 1, 8, 8))

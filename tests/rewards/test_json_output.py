@@ -177,3 +177,11 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_wrong_options_are_named(options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         JsonOutput(**options)
+
+
+def test_a_number_beyond_float_is_not_valid_and_stops_nothing() -> None:
+    pytest.importorskip("jsonschema")
+    schema = {"properties": {"price": {"type": "number", "multipleOf": 0.01}}}
+    texts = ['{"price": 1' + "0" * 310 + "}", '{"price": 1}']
+    scores = JsonOutput(schema=schema, seconds=30)(texts, ["", ""])
+    assert scores.sub_scores["schema"] == [0, 1]

@@ -143,6 +143,11 @@ def test_what_the_reward_within_needs_is_checked_first_and_its_failure_is_traced
         ({"limit": 5, "alpha": -1}, "alpha is -1"),
         ({"limit": 5, "exceeded": math.inf}, "exceeded is inf"),
         ({"limit": 5, "tau": 1, "correct": "answr"}, r"`correct` cannot be made: .*did you mean 'answer'"),
+        ({"limit": 5, "alpha": 0.3}, "alpha has an effect only with `mode: relative`"),
+        ({"limit": 5, "right": [3, 1]}, "right has an effect only with `mode: cosine`"),
+        ({"limit": 5, "exceeded": -2}, "exceeded has an effect only with `mode: cosine`"),
+        ({"limit": 5, "threshold": 0.5}, "threshold has an effect only with `correct`"),
+        ({"limit": 5, "correct_options": {}}, "correct_options has an effect only with `correct`"),
         ({"limit": 5, "tau": 1, "correct": 3}, "correct is 3 and correct_options None"),
     ],
 )

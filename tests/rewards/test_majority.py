@@ -71,3 +71,10 @@ def test_wrong_options_are_named(options):
 def test_groups_are_needed():
     with pytest.raises(ValueError, match="compares whole groups"):
         RewardSet([RewardSpec("majority")]).score(["1"], ["p"])
+
+
+@pytest.mark.parametrize(("least", "votes", "size"), [(0.28, 7, 25), (0.14, 7, 50), (0.56, 14, 25)])
+def test_a_share_that_is_just_enough_is_enough(least: float, votes: int, size: int) -> None:
+    texts = ["1"] * votes + [f"{k}" for k in range(2, size - votes + 2)]
+    assert Majority(least=least)(texts, [""] * size, [0] * size).values[0] == 1
+    assert math.isnan(Majority(least=least + 0.01)(texts, [""] * size, [0] * size).values[0])

@@ -109,6 +109,7 @@ def test_favourites_of_noise_rarely_beat_chance_although_their_pictures_share_pr
         found = ranked_right(rows, 1.0)
         accepted += found.beats_chance
         independent += HeldOut(found.right, found.count).beats_chance
-    # If all pairs counted as independent, a quarter of such rewards would pass.
-    assert independent > 15
-    assert accepted <= 8
+    # If all pairs counted as independent, a quarter of such rewards would pass. About one in twenty passes now; chance
+    # alone would let one in forty pass, and the folds share their training pairs.
+    assert independent > 20
+    assert accepted <= 10

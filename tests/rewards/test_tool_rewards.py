@@ -107,6 +107,8 @@ def test_right_completions_are_compared_within_their_group() -> None:
         ("tool_thrift", {"begin": 3}, "tool_thrift: begin is 3"),
         ("tool_thrift", {"smooth": 0}, "smooth is 0; give a number above 0"),
         ("tool_thrift", {"scale": True}, "scale is True; give a number above 0"),
+        ("tool_thrift", {"threshold": "high"}, "threshold is 'high'; give a number"),
+        ("tool_thrift", {"correct": 5}, "correct is 5 and correct_options None; give the name of a reward"),
         ("tool_thrift", {"correct": "nothing"}, "the reward 'nothing' for `correct` cannot be made"),
     ],
 )

@@ -115,3 +115,17 @@ def test_marks_without_their_pictures_are_refused(tmp_path: Path):
         file.write(json.dumps(record) + "\n")
     with pytest.raises(ValueError, match="leads outside"):
         read_reactions(marked(tmp_path, mark(0, 0)), [run])
+
+
+def test_runs_whose_folders_have_the_same_name_cannot_be_told_apart(tmp_path: Path):
+    runs = [tmp_path / place / "run" for place in ("a", "b")]
+    for run in runs:
+        sample(run, "eval", 0, 0, 0)
+    file = marked(tmp_path, mark(0, 0))
+    assert len(read_reactions(file, [runs[0], runs[0]])) == 1
+    with pytest.raises(ValueError, match=r"the runs .*a/run and .*b/run have the same folder name run"):
+        read_reactions(file, runs)
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps({**content, "runs": content["runs"] * 2}))
+    with pytest.raises(ValueError, match="has marks of two runs with the same folder name run, so their marks cannot"):
+        read_reactions(file, runs[:1])

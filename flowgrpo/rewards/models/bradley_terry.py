@@ -20,6 +20,7 @@ from scipy.stats import t as student
 from ...votes.interval import wilson
 
 Array = NDArray[np.float64]
+Counts = NDArray[np.int64]
 PENALTIES = (100.0, 31.6, 10.0, 3.16, 1.0, 0.316, 0.1)
 """Penalties to try if none is given. The largest comes first, so it is chosen unless a smaller one is better."""
 FOLDS, INNER_FOLDS = 10, 5
@@ -86,7 +87,7 @@ class HeldOut:
     worth: float | None = None
 
     @classmethod
-    def of_units(cls, right: Array, counts: Array) -> HeldOut:
+    def of_units(cls, right: Array | Counts, counts: Array | Counts) -> HeldOut:
         """Predictions of pairs in U units, such as prompts. The pairs of a unit may depend on each other.
 
         The worth is the count, divided by the design effect: the variance of the share among units, divided by its

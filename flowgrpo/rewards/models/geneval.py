@@ -87,7 +87,8 @@ class Geneval:
             images: [B, 3, H, W] in [0, 1]; for videos [B, F, 3, H, W] the frames' scores are averaged.
             prompts: ignored.
             include: for each prompt a list of `{class, count, color?, position?: [relation, index]}`, or its JSON text;
-                None if the reward does not apply to the prompt.
+                None if the reward does not apply to the prompt. It does not apply either if nothing is wanted and
+                nothing is excluded.
             exclude: for each prompt a list of `{class, count}`; `count` or more objects of the class are a fault.
             tag: for each prompt the tested skill; for "counting" the detector needs a higher confidence.
 
@@ -104,6 +105,7 @@ class Geneval:
             None if wanted is None else (read_wanted(wanted, labels), read_wanted(unwanted or [], labels), skill)
             for wanted, unwanted, skill in zip(include, exclude or none, tag or none, strict=True)
         ]
+        asked = [entry if entry is not None and (entry[0] or entry[1]) else None for entry in asked]
         frames = as_frames(images, self.frames)
         wanted = [row for row, entry in enumerate(asked) if entry is not None]
         verdicts = self._verdicts(frames[wanted], [asked[row] for row in wanted])

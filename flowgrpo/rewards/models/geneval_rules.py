@@ -75,7 +75,8 @@ def read_wanted(entries: Any, labels: Sequence[str]) -> tuple[Wanted, ...]:
 
 def _read_entry(entry: Mapping[str, Any], place: int, labels: Sequence[str]) -> Wanted:
     label, count, colour = entry.get("class"), entry.get("count", 1), entry.get("color")
-    relation, other = entry.get("position") or (None, 0)
+    position = entry.get("position") or (None, 0)
+    relation, other = position if isinstance(position, (list, tuple)) and len(position) == 2 else (position, -1)
     if not isinstance(label, str) or label not in labels:
         raise ValueError(f"geneval: the detector has no class {label!r}{nearest(str(label), labels)}")
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
@@ -84,8 +85,8 @@ def _read_entry(entry: Mapping[str, Any], place: int, labels: Sequence[str]) -> 
         raise ValueError(f"geneval: {colour!r} is not one of the colours {', '.join(COLOURS)}")
     if relation is not None and (relation not in RELATIONS or other not in range(place)):
         raise ValueError(
-            f"geneval: the position of {label!r} is {[relation, other]!r}; give one of {', '.join(RELATIONS)} and the "
-            "number of an earlier object"
+            f"geneval: the position of {label!r} is {position!r:.80}; give a list of one of {', '.join(RELATIONS)} and "
+            "the number of an earlier object"
         )
     return Wanted(label, count, colour, relation, other)
 

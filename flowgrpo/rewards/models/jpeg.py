@@ -47,8 +47,10 @@ class _JpegSize:
     scale: float
 
     def __init__(self, quality: int = 95) -> None:
-        if not 1 <= quality <= 100:
-            raise ValueError(f"JPEG `quality` is {quality}; use 1 to 100 (95 is the published setting)")
+        if isinstance(quality, bool) or not isinstance(quality, int) or not 1 <= quality <= 100:
+            raise ValueError(
+                f"JPEG `quality` is {quality!r}; give a whole number from 1 to 100 (95 is the published setting)"
+            )
         self.quality = quality
 
     def __call__(self, images: Tensor, prompts: Sequence[str], **columns: Any) -> Scores:

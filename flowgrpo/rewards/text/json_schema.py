@@ -38,8 +38,15 @@ def share(schema: Any, value: Any) -> float:
         raise ValueError(f"the reference {error.ref!r} is not found in the schema") from None
 
 
+def _is_valid(validator: Any, schema: Any, value: Any) -> bool:
+    try:
+        return bool(validator.evolve(schema=schema).is_valid(value))
+    except ArithmeticError:  # `multipleOf` of a number beyond float
+        return False
+
+
 def _share(validator: Any, schema: Any, value: Any) -> float:
-    if validator.evolve(schema=schema).is_valid(value):
+    if _is_valid(validator, schema, value):
         return 1.0
     if not isinstance(schema, dict):
         return 0.0
@@ -57,5 +64,5 @@ def _share(validator: Any, schema: Any, value: Any) -> float:
         parts.append(math.fsum(_share(validator, items, item) for item in value) / len(value))
         by_name["items"] = True
     if rest.keys() - by_name.keys():
-        parts.append(float(validator.evolve(schema={**rest, **by_name}).is_valid(value)))
+        parts.append(float(_is_valid(validator, {**rest, **by_name}, value)))
     return math.fsum(parts) / len(parts)

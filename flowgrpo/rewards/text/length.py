@@ -112,6 +112,15 @@ class Length:
         _refuse(
             not asks and correct is not None, "`correct` has no effect with `mode: linear` without tau; leave it out"
         )
+        for name, changed, where in (
+            ("correct_options", correct_options is not None and correct is None, "with `correct`"),
+            ("threshold", threshold != 1.0 and not asks, "with `correct`"),
+            ("alpha", alpha != 0.2 and mode != "relative", "with `mode: relative`"),
+            ("right", [*right] != [2.0, 1.0] and mode != "cosine", "with `mode: cosine`"),
+            ("wrong", [*wrong] != [-10.0, 0.0] and mode != "cosine", "with `mode: cosine`"),
+            ("exceeded", exceeded != -10.0 and mode != "cosine", "with `mode: cosine`"),
+        ):
+            _refuse(changed, f"{name} has an effect only {where}; leave it out")
         _refuse(
             (unit == "tokens") != (tokenizer is not None),
             "`unit: tokens` and `tokenizer` go together: give the tokenizer's folder, or another unit",
@@ -158,7 +167,8 @@ class Length:
         for rows in _members(groups or [0] * len(given)):
             rows = [row for row in rows if not math.isnan(given[row])]
             right = [given[row] >= self.threshold for row in rows]
-            counts = self.tau is None or sum(right) >= self.tau * len(right)
+            # The product of a share and a count may be rounded up.
+            counts = self.tau is None or sum(right) >= self.tau * len(right) - 1e-9
             found = (
                 self._group([lengths[row] for row in rows], right)
                 if counts

@@ -81,7 +81,8 @@ class Majority:
         for group, key in zip(groups, keys, strict=True):
             most = max(votes[group].values(), default=0)
             mine = 0 if key is None else votes[group][key]
-            decided = most > 0 and most >= self.least * sizes[group]
+            # 7 of 25 is a share of 0.28, and the product 0.28 × 25 is rounded to more than 7.
+            decided = most > 0 and most >= self.least * sizes[group] - 1e-9
             shares.append(mine / sizes[group])
             value = shares[-1] if self.share else float(mine == most)
             values.append(value if decided else math.nan)

@@ -6,11 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..base import RewardSpec
 from ..inputs import Inputs
-from ..registry import build
 from ..scores import Scores
-from ..within import score_within, signature_of
+from ..within import inner_reward, score_within, signature_of
 from .tool_calls import BEGIN, END, calls_in, check_marks
 
 
@@ -57,11 +55,10 @@ class ToolThrift:
             known = isinstance(value, (int, float)) and not isinstance(value, bool)
             if not known or not 0 < value < math.inf:
                 raise ValueError(f"{self.name}: {option} is {value!r}; give a number above 0")
+        if isinstance(threshold, bool) or not isinstance(threshold, (int, float)) or not math.isfinite(threshold):
+            raise ValueError(f"{self.name}: threshold is {threshold!r}; give a number")
         self.threshold, self.begin, self.end, self.smooth, self.scale = threshold, begin, end, smooth, scale
-        try:
-            self.correct = build(RewardSpec(correct, options=correct_options or {}))
-        except ValueError as error:
-            raise ValueError(f"{self.name}: the reward {correct!r} for `correct` cannot be made: {error}") from error
+        self.correct = inner_reward(self.name, "correct", correct, correct_options)
         self.remote = self.correct.remote
         # A failed call of a remote reward is repeated as a whole, so each call has one group only.
         self.batch_size = 1 if self.remote else None
