@@ -32,7 +32,7 @@ def test_entries_of_a_recipe_and_names():
     assert parse_reward("{name: gold, options: {dense: true}, label: soft}", {"x": 2}) == RewardSpec(
         "gold", options={"dense": True, "x": 2}, label="soft"
     )
-    for wrong in ("{name: gold, weight: 2}", "{gold}", "{name: [", "{name: gold, options: dense}"):
+    for wrong in ("{name: [}", "{name: 3}", "{name: [", "{name: gold, options: dense}"):
         with pytest.raises(ValueError, match="no entry of a recipe"):
             parse_reward(wrong)
     assert parse_range("-1,0.5") == (-1, 0.5)
