@@ -22,7 +22,7 @@ from .allocator import keep_freed_memory
 from .convert import convert
 from .export import export
 from .gallery import gallery
-from .output import console, is_first, output_file, output_folder, say, timed_report
+from .output import console, is_first, output_file, output_folder, refuse_idle, say, timed_report
 from .parts import parts
 from .pipelines import pipelines_app
 from .plan import RecipeArgument, plan, recipes, split
@@ -58,6 +58,7 @@ class Commands(typer.core.TyperGroup):
 
 
 MEASURED = "mixgrpo_flash_guard"
+SEEDS = "0,1,2"
 """The recipe of `bench`, unless one is named: it has a window and ratios, which most measurements are about."""
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -236,7 +237,7 @@ def bench(
     out: Annotated[
         Path | None, typer.Option(help="JSON file for the figures; claims, race: folder of the report.")
     ] = None,
-    seeds: Annotated[str, typer.Option(help="claims, race, first-run: the seeds of the runs.")] = "0,1,2",
+    seeds: Annotated[str, typer.Option(help="claims, race, first-run: the seeds of the runs.")] = SEEDS,
     scale: Annotated[float, typer.Option(help="claims, race: factor of the runs' length; 1 suits 2 cores.")] = 1.0,
     results: Annotated[
         Path | None,
@@ -268,7 +269,12 @@ def bench(
         settings, methods = settings_of(results, words or [], seeds, scale, any_code, budget)
         measure = claims if name == "claims" else race
         return measure(settings, methods, out or results / "report", say, report_only)
-    output_file(out)
+    output_file(out, ".json")
+    idle = {
+        "--scale": scale != 1, "--results": results is not None, "--any-code": any_code, "--budget": budget != 1,
+        "--report-only": report_only, "--seeds": seeds != SEEDS and name != "first-run",
+    }  # fmt: skip
+    refuse_idle(idle, f"for {name}")
     from ..bench.claims.gather import seeds_of
     from ..bench.first_run import first_run
     from ..bench.kills import kills

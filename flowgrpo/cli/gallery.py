@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from .output import output_folder, refuse_without, say
+from .output import output_file, output_folder, refuse_without, say
 from .trusting import LinksOption, trust_run
 
-SETS, ORDER, COUNT = "base,last", "gained", 12
+SETS, ORDER, COUNT, EVERY = "base,last", "gained", 12, 5.0
 """Defaults of options that belong to others: with another value they ask for an option that uses them."""
 
 
@@ -20,7 +20,7 @@ def gallery(
     out: Annotated[Path | None, typer.Option(help="Another folder to write to; needed for several runs.")] = None,
     link: Annotated[bool, typer.Option("--link", help="With --out: show the runs' own images, copy none.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Follow runs that are still going.")] = False,
-    every: Annotated[float, typer.Option(help="--watch: seconds between readings, 0.2 to 86400.")] = 5.0,
+    every: Annotated[float, typer.Option(help="--watch: seconds between readings, 0.2 to 86400.")] = EVERY,
     single: Annotated[Path | None, typer.Option(help="Write the whole gallery as this one HTML file.")] = None,
     sheet: Annotated[Path | None, typer.Option(help="Write a contact sheet (PNG).")] = None,
     animation: Annotated[
@@ -81,6 +81,10 @@ def gallery(
         refuse_without(given, "--sheet or --animation")
     if out is None:
         refuse_without({"--link": link}, "--out")
+    if not watch:
+        refuse_without({"--every": every != EVERY}, "--watch")
+    if not (vote or report or vote_dataset is not None or favourites is not None):
+        refuse_without({"--votes": votes is not None}, "--vote, --report, --vote-dataset or --favourites")
     output_folder(out)
     trust_run(trust, [*runs, out])
     for path in (single, sheet, animation, dataset, vote_dataset):
@@ -143,6 +147,7 @@ def _serve_votes(
     from ..gallery.vote_pairs import sources_of
     from ..gallery.vote_server import Booth, VoteServer
 
+    output_file(file)
     read = read_runs(runs)
     booth = Booth(read, sources_of(read, sets), file, session, again, fps)
     with VoteServer(booth, port) as server:

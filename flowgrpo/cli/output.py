@@ -25,15 +25,22 @@ def say(text: str) -> None:
     console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
-def output_file(path: Path | None) -> None:
+def output_file(path: Path | None, kind: str | None = None) -> None:
     """Refuse a file that could not be written, before any work is done for it.
 
+    Args:
+        path: the file; None for no file.
+        kind: the ending of the file. A file of another kind is never replaced, because it may be anything of the
+            user's.
+
     Raises:
-        ValueError: the path is a folder, or lies below a file.
+        ValueError: the path is a folder, lies below a file, or is an existing file of another kind.
     """
     if path is not None:
         if path.is_dir():
             raise ValueError(f"{path} is a folder; name a file")
+        if kind is not None and path.exists() and path.suffix != kind:
+            raise ValueError(f"{path} exists and is no {kind} file; name a file that ends in {kind}")
         _refuse_below_a_file(path)
 
 
@@ -76,3 +83,13 @@ def refuse_without(given: Mapping[str, object], owner: str) -> None:
     """
     for name in (name for name, value in given.items() if value):
         raise ValueError(f"{name} belongs to {owner}; add {owner}, or leave {name} out")
+
+
+def refuse_idle(given: Mapping[str, object], where: str) -> None:
+    """Refuse options that would be ignored; `where` says in which case.
+
+    Raises:
+        ValueError: an option of `given` has a true value.
+    """
+    for name in (name for name, value in given.items() if value):
+        raise ValueError(f"{name} has no effect {where}; leave {name} out")

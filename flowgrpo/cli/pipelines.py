@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .output import say
+from .output import output_file, refuse_idle, say
 
 if TYPE_CHECKING:
     from ..pipelines.conformance.conform import Result
     from ..pipelines.conformance.subject import CheckOutcome
+
+STEPS, DTYPE = 4, "float32"
 
 pipelines_app = typer.Typer(help="Check diffusers pipelines before training them.", no_args_is_help=True)
 
@@ -43,10 +45,10 @@ def check_pipeline(
     every: Annotated[bool, typer.Option("--all", help="Check a tiny instance of every class.")] = False,
     out: Annotated[Path | None, typer.Option(help="--all: JSON file for the results.")] = None,
     page: Annotated[Path | None, typer.Option(help="--all: markdown file for the table.")] = None,
-    steps: Annotated[int, typer.Option(min=2, help="Denoising steps.")] = 4,
+    steps: Annotated[int, typer.Option(min=2, help="Denoising steps.")] = STEPS,
     prompt: Annotated[list[str] | None, typer.Option(help="Two or more prompts to check with.")] = None,
     device: Annotated[str | None, typer.Option(help="Device; by default an accelerator if there is one.")] = None,
-    dtype: Annotated[str, typer.Option(help="Dtype of the weights: float32, bfloat16 or float16.")] = "float32",
+    dtype: Annotated[str, typer.Option(help="Dtype of the weights: float32, bfloat16 or float16.")] = DTYPE,
     whole: Annotated[bool, typer.Option("--full", help="Check the gradient of all weights, without adapter.")] = False,
 ) -> None:
     """Check that a pipeline works as a policy: replay, ratio, gradient, decode, trained weights, memory.
@@ -54,9 +56,14 @@ def check_pipeline(
     A folder is checked as it is. For a class, a tiny random instance is built, saved, and loaded by path. The exit
     status is 1 if a check fails.
     """
+    of_folder = {
+        "--steps": steps != STEPS, "--prompt": prompt, "--device": device is not None, "--dtype": dtype != DTYPE,
+        "--full": whole,
+    }  # fmt: skip
     if every:
         if what is not None:
             raise ValueError(f"--all checks every class; leave {what!r} out")
+        refuse_idle(of_folder, "on tiny instances; it is for the folder of a pipeline")
         return _check_all(out, page)
     if what is None:
         raise ValueError("name a pipeline folder or a class, or give --all")
@@ -68,6 +75,7 @@ def check_pipeline(
     if what in TINY:
         if words:
             raise ValueError(f"{what} is checked as a tiny instance with its own arguments; leave {words[0]!r} out")
+        refuse_idle(of_folder, "on a tiny instance; it is for the folder of a pipeline")
         result = check_tiny(what, _say_outcome)
     else:
         _require_pipeline(what)
@@ -81,6 +89,8 @@ def check_pipeline(
 
 
 def _check_all(out: Path | None, page: Path | None) -> None:
+    output_file(out, ".json")
+    output_file(page, ".md")
     _quiet()
     import json
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .output import console, output_file, say
+from .output import console, output_file, refuse_idle, refuse_without, say
 from .trusting import TrustOption, trust_run
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ RecipeArgument = Annotated[
 
 MOST_SIZES = 12
 """Most sizes of prompts that `plan` lists."""
+UTILISATION = 0.35
 
 
 def split(words: list[str] | None) -> tuple[str | None, list[str]]:
@@ -54,7 +55,7 @@ def plan(
             "or zero2 (gradients and optimizer)."
         ),
     ] = None,
-    utilisation: Annotated[float, typer.Option(help="Share of the card's peak speed, for the estimate.")] = 0.35,
+    utilisation: Annotated[float, typer.Option(help="Share of the card's peak speed, for the estimate.")] = UTILISATION,
     against: Annotated[
         str | None,
         typer.Option(
@@ -70,19 +71,26 @@ def plan(
     from ..configs.schema import MaskedRecipe, Recipe, TextRecipe
 
     source, overrides = split(words)
-    output_file(svg)
+    output_file(svg, ".svg")
+    of_card = {
+        "--gpu": gpu is not None, "--gpus": gpus is not None, "--sharding": sharding is not None,
+        "--utilisation": utilisation != UTILISATION,
+    }  # fmt: skip
+    drawing = {"--draw": draw, "--svg": svg is not None}
+    if as_yaml:
+        others = {"--iteration": iteration, "--against": against is not None}
+        refuse_idle({**of_card, **drawing, **others}, "with --yaml, which prints the recipe and nothing else")
+    if not any(drawing.values()):
+        refuse_without({"--iteration": iteration}, "--draw or --svg")
     trust_run(trust, [], {source: True})
     recipe = load_recipe(source, overrides)
     if as_yaml:
         return say(dump_recipe(recipe).rstrip("\n"))
     checked = _checked(recipe, source)
     seen = _prompts_seen(against)
+    if not isinstance(recipe, Recipe):
+        refuse_idle(of_card, f"for {recipe.name}, which makes text: the estimate for a card is of images")
     say(f"{recipe.name}: {recipe.paper or 'no paper named'}")
-    asked = {"--gpu": gpu, "--gpus": gpus, "--sharding": sharding}
-    if not isinstance(recipe, Recipe) and (given := [option for option, value in asked.items() if value is not None]):
-        raise ValueError(
-            f"{recipe.name} makes text, and the estimate for a card is of images only; leave {', '.join(given)} out"
-        )
     if isinstance(recipe, TextRecipe):
         if draw or svg is not None:
             raise ValueError(f"{recipe.name} is a recipe of text, which has no tree of denoising steps to draw")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ..kit.findings import Report
     from ..rewards.base import RewardSpec
 
-ITERATIONS, MOST = 30, 64
+ITERATIONS, MOST, DIFFERENT = 30, 64, 8
 
 rewards_app = typer.Typer(help="List the rewards that are installed, and help to write one.", add_completion=False)
 
@@ -139,7 +139,7 @@ def check_reward_command(
     from ..kit.check_optimised import write_report
     from ..kit.entries import parse_range, parse_reward
 
-    output_file(json)
+    output_file(json, ".json")
     output_folder(out)
     if not optimise:
         refuse_without({"--iterations": iterations != ITERATIONS, "--out": out is not None}, "--optimise")
@@ -182,7 +182,7 @@ def compare_rewards_command(
     metadata: Annotated[Path | None, typer.Option(help="Prompt file with a column file_name.")] = None,
     most: Annotated[
         int, typer.Option(min=0, help="Number of pictures to show for each two rewards: where they differ most.")
-    ] = 8,
+    ] = DIFFERENT,
     json: Annotated[Path | None, typer.Option(help="JSON file for all scores.")] = None,
 ) -> None:
     """Compare rewards with each other on a folder of pictures, or with people's choices."""
@@ -191,11 +191,12 @@ def compare_rewards_command(
     from ..kit.entries import parse_reward
     from ..kit.folder import read_folder
 
-    output_file(json)
+    output_file(json, ".json")
     if (images is None) == (votes is None):
         raise ValueError("give --images, a folder of pictures, or --votes, a file of people's choices")
     specs = [parse_reward(word) for word in rewards]
     if votes is not None:
+        refuse_without({"--metadata": metadata is not None, "--most": most != DIFFERENT}, "--images")
         _quiet()
         agreements = agreement_with(specs, votes)
         for agreement in agreements:

@@ -56,7 +56,7 @@ def method(conversion: Conversion, updates: int) -> None:
         ValueError: the algorithm has no counterpart here.
     """
     settings = conversion.settings
-    kind = (settings.text("train.trainer_type") or "").lower()
+    kind = settings.text("train.trainer_type") or ""
     if kind not in METHODS:
         raise ValueError(
             f"{settings.place}: train.trainer_type is {kind!r:.60}, which has no counterpart here; these have one: "

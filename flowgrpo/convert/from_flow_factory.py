@@ -35,7 +35,9 @@ def from_flow_factory(path: Path, given: Mapping[str, Any], gpus: int | None) ->
             flat |= {f"{section}.{key}": inner for key, inner in value.items()}
         else:
             flat[section] = value
-    algorithm = str(flat.get("train.trainer_type")).lower()
+    if isinstance(flat.get("train.trainer_type"), str):
+        flat["train.trainer_type"] = flat["train.trainer_type"].lower()
+    algorithm = str(flat.get("train.trainer_type"))
     settings = ForeignSettings(flat, DEFAULTS | OF_METHOD.get(algorithm, {}), str(path))
     conversion = Conversion(settings, settings.text("log.run_name") or path.stem)
     conversion.carry_rows(ROWS)

@@ -225,9 +225,8 @@ def _length(conversion: Conversion, steps: int) -> None:
         conversion.used("num_train_epochs")
     else:
         prompts = conversion.recipe["rollout"]["prompts"]
-        text = (
-            f"write run.iterations: {epochs:g} × the number of training prompts / {prompts}; 1000 stands in its place"
-        )
+        times = "the number of epochs" if epochs is None else f"{epochs:g}"
+        text = f"write run.iterations: {times} × the number of training prompts / {prompts}; 1000 stands in its place"
         conversion.lose("num_train_epochs", text)
         conversion.follow("to be written", "run.iterations", 1000)
         conversion.used("max_steps")
@@ -260,6 +259,8 @@ def _rewards(conversion: Conversion) -> None:
     names = ([model] if model else []) + names
     weights = settings.value("reward_weights")
     listed = weights if isinstance(weights, list) else []
+    if weights is not None and len(listed) != max(len(names), 1):
+        raise settings.wrong("reward_weights", f"a list of {max(len(names), 1)} numbers, one for each reward")
     entries: list[dict[str, Any]] = []
     for number, name in enumerate(names or ["reward"]):
         weight = listed[number] if number < len(listed) else 1.0

@@ -52,7 +52,8 @@ class Estimate:
         waiting: host memory for this GPU, by name, in bytes.
         flops: FLOPs of an iteration, by phase, on the GPU with the most work.
         evaluation: FLOPs of an evaluation on the held-out prompts.
-        iterations, evaluations: their numbers.
+        quick: FLOPs of a quick evaluation.
+        iterations, evaluations, quick_evaluations: their numbers. A quick evaluation within another one costs nothing.
         prompts_known: whether the numbers of prompts come from the files or from published files of the same name.
     """
 
@@ -66,8 +67,10 @@ class Estimate:
     waiting: dict[str, int]
     flops: dict[str, float]
     evaluation: float
+    quick: float
     iterations: int
     evaluations: int
+    quick_evaluations: int
     prompts_known: bool
 
     @property
@@ -87,7 +90,8 @@ class Estimate:
     @property
     def run_seconds(self) -> float:
         """Seconds of the whole run, with evaluations and without rewards."""
-        return self.iterations * self.iteration_seconds + self.evaluations * self.seconds(self.evaluation)
+        evaluations = self.evaluations * self.evaluation + self.quick_evaluations * self.quick
+        return self.iterations * self.iteration_seconds + self.seconds(evaluations)
 
 
 def estimate(
@@ -129,8 +133,10 @@ def estimate(
     cached = _cached_prompts(recipe, train, heldout, gpus) * model.prompt_bytes
     stays = resting(recipe, model, expected, share, shares) | {"prompt embeddings": cached}
     waits = {name: stays.pop(name) for name in waiting(recipe)}
-    evaluated = math.ceil(heldout / gpus) * recipe.evaluate.seeds
     steps = recipe.evaluate.steps or recipe.sampler.steps
+    image = steps * model.branches * model.evaluation.forward + model.decode_flops
+    settings = recipe.evaluate
+    few = min(settings.quick.prompts, heldout) if settings.quick else 0
     return Estimate(
         gpu=GPUS[gpu],
         gpus=gpus,
@@ -141,11 +147,19 @@ def estimate(
         start=stays["denoiser"] + stays.get("VAE", 0) + model.encoders + stays["LoRA"] + cached,
         waiting=waits,
         flops=_flops(recipe, model, expected, share, _turns(recipe, gpus)),
-        evaluation=evaluated * (steps * model.branches * model.evaluation.forward + model.decode_flops),
+        evaluation=math.ceil(heldout / gpus) * settings.seeds * image,
+        quick=math.ceil(few / gpus) * settings.seeds * image,
         iterations=recipe.run.iterations,
-        evaluations=math.ceil(recipe.run.iterations / recipe.evaluate.every) + 1 if heldout else 0,
+        evaluations=math.ceil(recipe.run.iterations / settings.every) + 1 if heldout else 0,
+        quick_evaluations=_quick_alone(recipe) if few else 0,
         prompts_known=known and heldout_known,
     )
+
+
+def _quick_alone(recipe: Recipe) -> int:
+    """Number of quick evaluations that are not part of an evaluation of all prompts."""
+    quick, every = recipe.evaluate.quick, recipe.evaluate.every
+    return 0 if quick is None else sum(at % every > 0 for at in range(0, recipe.run.iterations, quick.every))
 
 
 def _turns(recipe: Recipe, gpus: int) -> int:
@@ -208,6 +222,7 @@ def table(found: Estimate) -> list[str]:
     }
     width = max(len(name) for name in [*gib, "most at once", *(f"{name} (in host memory)" for name in found.waiting)])
     shared = "" if found.sharding is None else f", {SHARDING[found.sharding]}"
+    quick = f", {found.quick_evaluations} quick ones" if found.quick_evaluations else ""
     lines = [
         f"estimate for {found.gpus} × {found.gpu.label}{shared}, from shapes alone; rewards are not counted "
         "(docs/estimates.md)",
@@ -221,7 +236,7 @@ def table(found: Estimate) -> list[str]:
         f"    {'iteration':<{width}}  {duration(found.iteration_seconds):>8}",
         f"    {'evaluation':<{width}}  {duration(found.seconds(found.evaluation)):>8}",
         f"    {'run':<{width}}  {duration(found.run_seconds):>8}  {found.iterations} iterations, "
-        f"{found.evaluations} evaluations",
+        f"{found.evaluations} evaluations{quick}",
     ]
     if found.peak > found.gpu.gib * GIB:
         largest = max(found.resting, key=lambda name: found.resting[name], default="")

@@ -28,14 +28,15 @@ def previous_files(out: Path) -> set[str]:
     if not out.exists() or (out.is_dir() and all(_TEMPORARY.fullmatch(path.name) for path in out.iterdir())):
         return set()
     try:
-        names = parse_json((out / MARKER).read_text(encoding="utf-8"))["files"]
+        names = list(parse_json((out / MARKER).read_text(encoding="utf-8"))["files"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{out} exists and was not written by the gallery (it has no readable {MARKER}). "
             "Name a new or an empty folder."
         ) from error
     root = out.resolve()
-    return {name for name in names if isinstance(name, str) and (out / name).resolve().is_relative_to(root)}
+    ours = {name for name in names if isinstance(name, str) and (out / name).resolve().is_relative_to(root)}
+    return {name for name in ours if not (out / name).is_dir()}
 
 
 def write_marker(out: Path, names: set[str]) -> None:

@@ -147,11 +147,12 @@ def remake(run: Run) -> dict[str, Any]:
 
     sampler, model = section("sampler"), section("model")
     steps = sampler.get("steps")
+    call = model["call"] if isinstance(model.get("call"), dict) else {}
     settings = {
         "sampler": ", ".join(
             f"{key} {_part(sampler[key])}" for key in ("plan", "kernel", "solver") if sampler.get(key)
         ),
-        "call": ", ".join(f"{key} {value}" for key, value in (model.get("call") or {}).items()),
+        "call": ", ".join(f"{key} {value}" for key, value in call.items()),
         "generation": ", ".join(f"{key} {value}" for key, value in section("generation").items() if value is not None),
         "evaluation": f"temperature {section('evaluate').get('temperature', 0)}" if run.text else "",
     }

@@ -170,13 +170,15 @@ function remakeLines(row, cell, details) {
   const [place, start] = [pathOf(run.remake.place), pathOf(run.remake.start)];
   const folder = quoted(place ?? run.folder);
   const begin = place && start ? `cd ${quoted(start)} && ` : "";
-  const command = store.site.text ? `${begin}flowgrpo resume ${folder}`
-    : `${begin}flowgrpo sample ${quoted(clean)} --model ${folder}${options}`;
+  // Completions of an evaluation have its temperature, and other completions the temperature of the run.
+  const [, temperature] = evaluation ? /temperature ([\d.e+-]+)/.exec(String(new Map(settings).get("evaluation"))) ?? [] : [];
+  const asked = store.site.text ? `${trained ? "" : " --base"}${temperature ? ` --temperature ${temperature}` : ""}` : options;
+  const command = `${begin}flowgrpo sample --model ${folder}${asked} -- ${quoted(clean)}`;
   const where = place ? "" : ` Run the command in the directory that holds ${run.folder}.`;
   const weights = trained ? `the final weights of the run${final ? "" : ", not the weights of this evaluation"}` : "the model before training";
   const exact = again && (final || !trained) ? ` On the same kind of device it gives exactly this ${itemWord()}, if one process evaluated the run.`
     : ` To get exactly this ${itemWord()}, repeat the run: it follows from the recipe, its seed and the iteration.`;
-  const remark = store.site.text ? "To get the same completion, repeat the run: it follows from the recipe, its seed and the iteration."
+  const remark = store.site.text ? `This samples the prompt with ${weights}. To get the same completion, repeat the run: it follows from the recipe, its seed and the iteration.`
     : `This samples the prompt with ${weights}, from ${again ? "the same" : "other"} noise.${exact}`;
   return el("div", {}, el("dl", { class: "columns" }, ...facts.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, String(value))])),
     el("pre", { class: "command", tabindex: 0 }, command), el("p", { class: "muted small" }, remark + where));

@@ -158,7 +158,13 @@ class VoteServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, booth: Booth, port: int = 0) -> None:
-        super().__init__(("127.0.0.1", port), Handler)
+        try:
+            super().__init__(("127.0.0.1", port), Handler)
+        except OSError as error:
+            raise ValueError(
+                f"the port {port} of 127.0.0.1 cannot be used ({error.strerror}); name another with --port, or leave "
+                "--port out"
+            ) from error
         self.booth = booth
         self.token = secrets.token_urlsafe(24)
 

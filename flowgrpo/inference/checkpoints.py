@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
 
 from ..configs.schema import AnyRecipe
+from ..intake.json_text import parse_json
 from ..intake.links import check_links
 from ..training.folder.checkpoint import WEIGHTS, verify_checkpoint
+from ..training.folder.leftovers import BEST
 from ..training.folder.run_folder import RunFolder
 from ..weights.trained import TrainedWeights
 
@@ -79,3 +82,23 @@ def load_checkpoint(weights: TrainedWeights, folder: Path, recipe: AnyRecipe) ->
     if not isinstance(average, dict) or not all(isinstance(value, torch.Tensor) for value in average.values()):
         raise ValueError(f"{file} holds no average of weights; name another checkpoint")
     weights.load_state_dict(average)
+
+
+def iterations_of(run: Path, results: str, unknown: int = 0) -> int:
+    """Iterations after which a finished run took its results.
+
+    Args:
+        run: its folder.
+        results: `evaluate.results` of its recipe. The iteration of the best evaluation is in a file beside the weights.
+        unknown: returned if nothing says how many iterations there were.
+    """
+    if results == "best":
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            return int(parse_json((run / f"{BEST}.json").read_text(encoding="utf-8"))["iteration"])
+    # The line of an iteration has its rewards; the line of the last evaluation does not, and counts what was done.
+    done = [
+        line["iteration"] + any(key.startswith("reward/") for key in line)
+        for line in RunFolder(run).read_metrics()
+        if isinstance(line.get("iteration"), int)
+    ]
+    return max(done, default=unknown)

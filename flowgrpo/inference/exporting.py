@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from ..configs.schema import AnyRecipe, Recipe
-from ..intake.json_text import parse_json
 from ..training.data import PromptRow, read_prompts
-from ..training.folder.leftovers import BEST, RESULTS
+from ..training.folder.leftovers import RESULTS
 from ..training.folder.model_card import CARD
 from ..training.folder.run_folder import RunFolder
 from ..training.result_card import Known, write_result_card
 from ..weights.saving import new_folder
-from .checkpoints import find_checkpoint, hint_of
+from .checkpoints import find_checkpoint, hint_of, iterations_of
 from .opening import image_recipe, is_run, open_images
 from .text_inference import open_weights, recipe_of, task_of
 
@@ -48,7 +47,7 @@ def export_weights(model: str, out: Path, *, checkpoint: str | None = None) -> N
             raise ValueError(f"{run} has no trained weights yet; finish it with `flowgrpo resume {run}`{hint_of(run)}")
         with new_folder(out) as target:
             shutil.copytree(found, target, dirs_exist_ok=True)
-            add_card(target, recipe, run, iterations_of(recipe, run))
+            add_card(target, recipe, run, iterations_of(run, recipe.evaluate.results, recipe.run.iterations))
         return
     number = int(find_checkpoint(model, checkpoint).name.removeprefix("iter-"))
     if not isinstance(recipe, Recipe):
@@ -88,14 +87,3 @@ def _rows(source: str) -> list[PromptRow] | None:
     with suppress(ValueError, OSError):
         return read_prompts(source)
     return None
-
-
-def iterations_of(recipe: AnyRecipe, run: Path) -> int:
-    """Iterations after which a finished run took its results."""
-    if recipe.evaluate.results == "best":
-        with suppress(OSError, ValueError, TypeError, KeyError):
-            return int(parse_json((run / f"{BEST}.json").read_text(encoding="utf-8"))["iteration"])
-    lines = RunFolder(run).read_metrics()
-    # The line of an iteration has its rewards; the line of the last evaluation does not, and counts what was done.
-    done = [line["iteration"] + any(key.startswith("reward/") for key in line) for line in lines]
-    return max(done, default=recipe.run.iterations)

@@ -244,6 +244,8 @@ def check_sizes(model: str, recipe: Recipe, rows: Sequence[PromptRow], base: boo
     Raises:
         ValueError: a size is none, or the pipeline cannot make it. The message names file and line.
     """
+    if checkpoint is not None:
+        find_checkpoint(model, checkpoint)
     folder, _ = _files(model, recipe, base or checkpoint is not None)
     parameters = call_parameters(folder)
     if parameters is not None:

@@ -16,7 +16,6 @@ from ..configs.load import load_recipe
 from ..configs.schema import MaskedModelConfig, MaskedRecipe, Recipe, TextRecipe
 from ..configs.yaml_text import read_yaml_mapping
 from ..core.addressing import address
-from ..intake.json_text import parse_json
 from ..rewards.runner import RewardBatch
 from ..text.masked_model import load_masked_model
 from ..text.model import LanguageModel, LanguageWeights, load_language_model, reinitialise
@@ -33,7 +32,7 @@ from ..training.reporting.records import sample_records
 from ..training.session import lora_spec
 from ..training.text.text_policy import Completions, TextPolicy
 from ..training.text.text_task import TextTask
-from .checkpoints import find_checkpoint, hint_of, load_checkpoint
+from .checkpoints import find_checkpoint, hint_of, iterations_of, load_checkpoint
 from .opening import check_not_run, is_run, recipe_of_run, refuse_other_path, run_config
 
 WordsRecipe = TextRecipe | MaskedRecipe
@@ -256,14 +255,6 @@ def iterations_done(model: str, checkpoint: str | None = None) -> int:
     """Number of iterations that trained the weights of a run, or its checkpoint; 0 if the model is not a run."""
     if checkpoint is not None:
         return int(find_checkpoint(model, checkpoint).name.removeprefix("iter-"))
-    metrics = Path(model) / "metrics.jsonl"
-    lines = metrics.read_text(encoding="utf-8").split("\n") if metrics.is_file() else [""]
-    # A crash can cut the last line short. A line is about an iteration, or the evaluation after the last iteration.
-    for line in reversed(lines[:-1]):
-        try:
-            last = parse_json(line)
-        except ValueError:
-            continue
-        if isinstance(last, dict) and isinstance(last.get("iteration"), int):
-            return int(last["iteration"]) + ("loss" in last)
-    return 0
+    if not is_run(model):
+        return 0
+    return iterations_of(Path(model), recipe_of_run(model, [], rewards=False).evaluate.results)

@@ -15,8 +15,8 @@ from ..intake.links import check_links
 from ..training.folder.model_card import CARD, FORMER, base_model
 from ..training.model_paths import embedded_pipeline, language_folder
 from ..weights.json_files import read_json
-from .checkpoints import hint_of
-from .exporting import add_card, any_recipe, iterations_of, result_of
+from .checkpoints import hint_of, iterations_of
+from .exporting import add_card, any_recipe, result_of
 from .opening import is_run
 
 CONFIGS = ("config.json", "model_index.json", "flowgrpo.json")
@@ -85,7 +85,7 @@ def _with_card(run: Path) -> Path:
         raise ValueError(f"{run} has no trained weights yet; finish it with `flowgrpo resume {run}`{_export(run)}")
     if not (result / CARD).exists():
         recipe = any_recipe(str(run))
-        add_card(result, recipe, run, iterations_of(recipe, run))
+        add_card(result, recipe, run, iterations_of(run, recipe.evaluate.results, recipe.run.iterations))
     return result
 
 

@@ -92,14 +92,16 @@ def prompt_path(source: str) -> Path:
             raise ValueError(f"no embedded prompt set {source!r}; write {world}:train, {world}:heldout or {world}:test")
         return path
     if not named.path:
-        raise ValueError("the path of the prompt file is empty; check data.train, data.heldout and data.test")
+        raise ValueError(
+            "the path of the prompt file is empty; name a file (in a recipe: data.train, data.heldout, data.test)"
+        )
     path = Path(named.path)
     if named.hub or path.is_dir() or path.is_file():
         return path
     note = prompt_file_note(named.path)
     what = f"it should hold {note}; give the path of your file with data.train and data.heldout"
     hub = f"; for a data set of the hub write {HUB}{source}" if _ID_LIKE.fullmatch(named.path) else ""
-    what = what if note else f"check data.train, data.heldout and data.test{hub}"
+    what = what if note else f"name a file that exists (in a recipe: data.train, data.heldout, data.test){hub}"
     raise MissingPrompts(f"no prompt file {named.path!r} (in {Path.cwd()}); {what}")
 
 

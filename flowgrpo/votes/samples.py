@@ -182,8 +182,15 @@ def finite_numbers(values: dict[str, Any]) -> dict[str, float]:
     return {
         key: value
         for key, value in values.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if isinstance(value, int | float) and not isinstance(value, bool) and _is_finite(value)
     }
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond float
+        return False
 
 
 def _path(record: dict[str, Any], where: str) -> tuple[tuple[int, int], ...]:

@@ -1,5 +1,7 @@
 """`flowgrpo plan` on composed recipes: what it prints, and what it refuses."""
 
+from pathlib import Path
+
 import pytest
 import yaml
 from typer.testing import CliRunner
@@ -99,4 +101,29 @@ def test_unknown_parts_are_refused_by_name():
 def test_an_estimate_that_a_recipe_of_text_has_not_is_refused(recipe: str) -> None:
     done = CliRunner().invoke(app, ["plan", recipe, "--gpu", "h100", "--gpus", "2"])
     assert done.exit_code == 1
-    assert "the estimate for a card is of images only; leave --gpu, --gpus out" in str(done.exception)
+    assert (
+        "--gpu has no effect for " + recipe + ", which makes text: the estimate for a card is of images; leave"
+        in str(done.exception)
+    )
+
+
+def test_a_drawing_replaces_no_file_of_another_kind(tmp_path: Path):
+    recipe = tmp_path / "my.yaml"
+    recipe.write_text("base: default\n")
+    with pytest.raises(ValueError, match=r"my\.yaml exists and is no \.svg file; name a file that ends in \.svg"):
+        plan(str(recipe), "--svg", str(recipe))
+    assert recipe.read_text() == "base: default\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("default", "--iteration", "2"), "--iteration belongs to --draw or --svg"),
+        (("default", "--yaml", "--draw"), "--draw has no effect with --yaml"),
+        (("text", "--utilisation", "7"), "--utilisation has no effect for text"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(words: tuple[str, ...], said: str):
+    with pytest.raises(ValueError, match="leave") as caught:
+        plan(*words)
+    assert said in str(caught.value)

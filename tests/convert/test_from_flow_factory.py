@@ -107,6 +107,14 @@ def test_single_settings(changes: dict[str, Any], key: str, value: Any, tmp_path
     assert (recipe.model.call[call] if call != key else value_at(recipe, key)) == value
 
 
+def test_an_algorithm_in_capitals_is_the_same(tmp_path: Path) -> None:
+    sizes = {"train_per_device_batch_size": 4, "train_group_size": 24}
+    lower, _ = converted(tmp_path, train_trainer_type="grpo", **sizes)
+    upper, _ = converted(tmp_path, train_trainer_type="GRPO", **sizes)
+    assert upper == lower
+    assert upper.rollout.batch == 4
+
+
 def test_nft_samples_with_its_average(tmp_path: Path) -> None:
     recipe, _ = converted(
         tmp_path, train_trainer_type="nft", train_nft_beta=0.1, train_off_policy=True, train_kl_beta=1e-4,
@@ -185,6 +193,10 @@ def test_the_prompt_files_that_are_there_are_taken(tmp_path: Path, monkeypatch: 
         ({"train_trainer_type": "crd"}, "which has no counterpart here"),
         ({"train_trainer_type": "my_package.args.Mine"}, "which has no counterpart here"),
         ({"scheduler_dynamics_type": "ODE"}, "scheduler.dynamics_type is 'ODE'; write Flow-SDE"),
+        (
+            {"scheduler_dynamics_type": "ODE", "train_trainer_type": "GRPO"},
+            "scheduler.dynamics_type is 'ODE'; write Flow-SDE",
+        ),
         ({"train_group_size": "many"}, "train.group_size is 'many'; write a number"),
         ({"train_learning_rate": [1]}, r"train.learning_rate is \[1\]; write a number"),
         ({"model_finetune_type": "qlora"}, "write lora or full"),

@@ -153,6 +153,10 @@ def test_the_length_in_epochs_is_left_to_be_counted(tmp_path: Path) -> None:
     assert recipe.run.iterations == 1000
     assert any("write run.iterations: 2 × the number of training prompts / 16" in line for line in lines)
     assert any("write optimizer.warmup: 0.1 times" in line for line in lines)
+    file = tmp_path / "null.yaml"
+    file.write_text("model_name_or_path: mine\nreward_funcs: [think_format_reward]\nnum_train_epochs: null\n")
+    lines = convert_file(str(file), tool="trl").lines
+    assert any("write run.iterations: the number of epochs × the number" in line for line in lines)
 
 
 def test_training_args_alone_need_a_model_and_rewards(tmp_path: Path) -> None:
@@ -188,7 +192,9 @@ def test_the_form_of_thinking_is_theirs(text: str, score: float, tmp_path: Path)
         ({"scale_rewards": "some"}, "write group, batch or none"),
         ({"importance_sampling_level": "row"}, "write token or sequence"),
         ({"use_vllm": True, "vllm_importance_sampling_mode": "row_mask"}, "write token or sequence, then"),
-        ({"reward_weights": ["x"]}, "reward_weights is 'x'; write a number"),
+        ({"reward_weights": ["x", 1]}, "reward_weights is 'x'; write a number"),
+        ({"reward_weights": 0.5}, "reward_weights is 0.5; write a list of 2 numbers, one for each reward"),
+        ({"reward_weights": [1, 2, 3]}, r"reward_weights is \[1, 2, 3\]; write a list of 2 numbers"),
         ({"per_device_train_batch_size": 0}, "whole number of 1 or more"),
     ],
 )

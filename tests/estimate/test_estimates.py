@@ -58,6 +58,15 @@ def test_evaluations_and_gradients_are_those_of_the_plan():
     assert found.run_seconds == pytest.approx(total / (989.4e12 * found.utilisation))
 
 
+def test_quick_evaluations_count_where_they_are_made_alone():
+    plain, found = of(), of(evaluate={"every": 4, "quick": {"every": 2, "prompts": 5}})
+    # After 0, 4, 8 and 10 iterations all prompts are evaluated, so the few are evaluated alone after 2 and 6.
+    assert (plain.quick_evaluations, found.quick_evaluations, found.evaluations) == (0, 2, 4)
+    assert found.quick == pytest.approx(found.evaluation * 5 / 16)
+    assert found.run_seconds == pytest.approx(plain.run_seconds + 2 * found.seconds(found.quick))
+    assert "10 iterations, 4 evaluations, 2 quick ones" in "\n".join(table(found))
+
+
 def test_memory_is_by_hand():
     found, model = of(), model_of(recipe().model)
     attention = 3 * 8 + 1 * 4  # three blocks with eight projections each, the last without `to_add_out`

@@ -134,10 +134,10 @@ def test_a_picture_has_all_that_is_known_of_it(run: Path, see: Callable[..., Pag
     assert "open" in next(has for _, has in page.tags if has.get("id") == "picture")
     assert page.shown["picture-title"] == f"prompt 2 {HOSTILE}"
     text = page.written
-    for part in ("gold / dense", f"note 2 {HOSTILE}", "Through training", "Make it again", "flowgrpo sample 'prompt 2"):
+    for part in ("gold / dense", f"note 2 {HOSTILE}", "Through training", "Make it again", "-- 'prompt 2"):
         assert part in text
     # An evaluation after training: the trained weights, called as the run calls them.
-    assert f"--model '{run}'" in text
+    assert f"flowgrpo sample --model '{run}'" in text
     assert "the final weights of the run" in text
     assert not {"--base", "--steps"} & set(text.split())
     assert "../samples/iter-000010/eval-2-0-0.png" in page.pictures

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from flowgrpo.gallery import build, pages
 from flowgrpo.gallery.build import SCRIPTS, build_gallery, render
@@ -385,6 +386,29 @@ def test_marker_cannot_delete_outside_its_folder(run: Path, tmp_path: Path) -> N
     (page.parent / MARKER).write_text(json.dumps({"files": ["../../victim.txt", str(victim), "index.html"]}))
     build_gallery(run)
     assert victim.read_text() == "mine"
+
+
+def test_a_marker_of_another_form_is_refused_and_folders_in_it_stay(run: Path) -> None:
+    page = build_gallery(run)
+    (page.parent / "sub").mkdir()
+    (page.parent / MARKER).write_text(json.dumps({"files": ["sub", "index.html"]}))
+    build_gallery(run)
+    assert (page.parent / "sub").is_dir()
+    (page.parent / MARKER).write_text(json.dumps({"files": None}))
+    with pytest.raises(ValueError, match="was not written by the gallery"):
+        build_gallery(run)
+
+
+def test_a_recipe_and_an_index_with_odd_values_are_shown(run: Path) -> None:
+    config = run / "config.yaml"
+    recipe = yaml.safe_load(config.read_text())
+    config.write_text(yaml.safe_dump({**recipe, "model": {**recipe.get("model", {}), "call": 5}}))
+    index = run / "samples" / "index.jsonl"
+    first, *rest = index.read_text().splitlines()
+    record = json.loads(first)
+    record["rewards"] = {**record["rewards"], "huge": 10**400}
+    index.write_text("\n".join([json.dumps(record), *rest]) + "\n")
+    assert build_gallery(run).is_file()
 
 
 @pytest.mark.slow

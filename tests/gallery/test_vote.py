@@ -3,6 +3,7 @@
 import http.client
 import json
 import re
+import socket
 import subprocess
 import threading
 import urllib.request
@@ -311,6 +312,8 @@ def test_texts_are_shown_as_text_and_the_end_shows_the_report(
         (("--order", "lost"), "--sheet or --animation"),
         (("--count", "3"), "--sheet or --animation"),
         (("--link",), "--out"),
+        (("--every", "9"), "--watch"),
+        (("--votes", "v.jsonl"), "--vote, --report, --vote-dataset or --favourites"),
     ],
 )
 def test_an_option_without_the_one_that_it_belongs_to_is_refused(words: tuple[str, ...], owner: str, run: Path) -> None:
@@ -318,3 +321,17 @@ def test_an_option_without_the_one_that_it_belongs_to_is_refused(words: tuple[st
     assert isinstance(refused.exception, ValueError)
     assert str(refused.exception) == f"{words[0]} belongs to {owner}; add {owner}, or leave {words[0]} out"
     assert not (run / "gallery").exists()
+
+
+def test_a_port_that_is_taken_and_a_file_that_cannot_be_written_are_told(run: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        refused = CliRunner().invoke(app, ["gallery", str(run), "--vote", "--port", str(port)])
+    assert isinstance(refused.exception, ValueError)
+    assert f"the port {port} of 127.0.0.1 cannot be used" in str(refused.exception)
+    below = run / "config.yaml" / "v.jsonl"
+    refused = CliRunner().invoke(app, ["gallery", str(run), "--vote", "--votes", str(below)])
+    assert isinstance(refused.exception, ValueError)
+    assert "config.yaml, which is a file; name another place" in str(refused.exception)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flowgrpo.bench.measures import Silent
-from flowgrpo.configs.load import load_recipe
+from flowgrpo.configs.load import dump_recipe, load_recipe
 from flowgrpo.inference.inference import evaluate_model
 from flowgrpo.inference.text_inference import iterations_done, sample_texts, task_of
 from flowgrpo.text.model import load_language_model
@@ -159,17 +159,23 @@ def test_nothing_is_overwritten(random_language_folder: Path, finished: Path, tm
 
 def test_iterations_behind_the_weights(tmp_path: Path) -> None:
     assert iterations_done(str(tmp_path)) == 0
-    metrics = tmp_path / "metrics.jsonl"
+    metrics, config = tmp_path / "metrics.jsonl", tmp_path / "config.yaml"
+    config.write_text(dump_recipe(load_recipe("default", ["evaluate.results=last"])))
     for lines, wanted in (
         ([], 0),
-        ([{"iteration": 0, "loss": 0.1}, {"iteration": 1, "loss": 0.1}], 2),
-        ([{"iteration": 0, "loss": None}, {"iteration": 1, "eval/x": 0.5}], 1),
+        ([{"iteration": 0, "reward/total": 0.1}, {"iteration": 1, "reward/total": 0.1}], 2),
+        ([{"iteration": 0, "reward/total": None}, {"iteration": 1, "eval/x": 0.5}], 1),
     ):
         metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
         assert iterations_done(str(tmp_path)) == wanted
     with metrics.open("a") as handle:
         handle.write('{"iteration": 7, "lo')
     assert iterations_done(str(tmp_path)) == 1
+    # A run that keeps the weights of its best evaluation says beside them which one it was.
+    (tmp_path / "best.json").write_text('{"iteration": 0}')
+    assert iterations_done(str(tmp_path)) == 1
+    config.write_text(dump_recipe(load_recipe("default", ["evaluate.results=best"])))
+    assert iterations_done(str(tmp_path)) == 0
 
 
 @pytest.mark.slow

@@ -181,12 +181,12 @@ def test_better_than_chance_is_an_interval_above_one_half() -> None:
 
 def test_pairs_that_share_pictures_are_worth_less_than_as_many_alone() -> None:
     right, counts = np.array([64.0, 0.0, 60.0, 5.0, 50.0, 55.0]), np.full(6, 64.0)
-    found = HeldOut.of_units(right, counts)
+    found = HeldOut.of_units(np.arange(6), right, counts)
     assert (found.right, found.count) == (234, 384)
     assert HeldOut(234, 384).beats_chance
     assert not found.beats_chance
     # Units of one pair each are independent pairs, but for the quantile of Student.
-    alone = HeldOut.of_units(np.array([1.0] * 80 + [0.0] * 20), np.ones(100))
+    alone = HeldOut.of_units(np.arange(100), np.array([1.0] * 80 + [0.0] * 20), np.ones(100))
     assert alone.worth == pytest.approx(100, rel=0.05)
-    assert HeldOut.of_units(np.full(5, 16.0), np.full(5, 16.0)).beats_chance
-    assert not HeldOut.of_units(np.array([30.0]), np.array([30.0])).beats_chance
+    assert HeldOut.of_units(np.arange(5), np.full(5, 16.0), np.full(5, 16.0)).beats_chance
+    assert not HeldOut.of_units(np.zeros(2, int), np.full(2, 15.0), np.full(2, 15.0)).beats_chance

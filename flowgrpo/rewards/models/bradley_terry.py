@@ -87,7 +87,7 @@ class HeldOut:
     worth: float | None = None
 
     @classmethod
-    def of_units(cls, right: Array | Counts, counts: Array | Counts) -> HeldOut:
+    def of_units(cls, units: Counts, right: Array | Counts, counts: Array | Counts) -> HeldOut:
         """Predictions of pairs in U units, such as prompts. The pairs of a unit may depend on each other.
 
         The worth is the count, divided by the design effect: the variance of the share among units, divided by its
@@ -96,18 +96,20 @@ class HeldOut:
         distribution and of Student's with U - 1 degrees of freedom (Korn and Graubard 1998).
 
         Args:
-            right: [U] number of right predictions.
-            counts: [U] number of decided pairs; units without any do not count.
+            units: [N] whole numbers; rows with the same number are of one of the U units.
+            right: [N] number of right predictions in a row.
+            counts: [N] number of decided pairs in a row. Units without any do not count.
         """
-        right, counts = right[counts > 0], counts[counts > 0]
-        total, units = float(counts.sum()), len(counts)
-        if units < 2:
+        _, places = np.unique(units[counts > 0], return_inverse=True)
+        right, counts = np.bincount(places, right[counts > 0]), np.bincount(places, counts[counts > 0])
+        total, number = float(counts.sum()), len(counts)
+        if number < 2:
             return cls(int(right.sum()), int(total), 0.0)
         share = float(right.sum()) / total
         alone = share * (1 - share) * total
-        among = units / (units - 1) * float(np.square(right - share * counts).sum())
-        effect = max(among / alone, 1.0) if alone else 1.0
-        few = (norm.ppf(_UPPER) / student.ppf(_UPPER, units - 1)) ** 2
+        among = number / (number - 1) * float(np.square(right - share * counts).sum())
+        effect = max(float(among / alone), 1.0) if alone else 1.0
+        few = (norm.ppf(_UPPER) / student.ppf(_UPPER, number - 1)) ** 2
         return cls(int(right.sum()), int(total), float(total / effect * few))
 
     @property
@@ -197,8 +199,7 @@ def validate(pairs: Pairs, penalty: float | None = None) -> HeldOut:
     """
     # A difference of 0 predicts neither side.
     right = np.sign(predictions(pairs, penalty)) == np.sign(pairs.firsts - pairs.seconds)
-    _, units = np.unique(pairs.units, return_inverse=True)
-    return HeldOut.of_units(np.bincount(units, right & pairs.decided), np.bincount(units, pairs.decided))
+    return HeldOut.of_units(pairs.units, (right & pairs.decided).astype(int), pairs.decided.astype(int))
 
 
 def predictions(pairs: Pairs, penalty: float | None = None) -> Array:

@@ -146,5 +146,4 @@ def ranked_right(rows: Pairs, penalty: float | None = None) -> HeldOut:
     scores, loved = predictions(rows, penalty), rows.firsts > 0
     pairs = (rows.units[:, None] == rows.units) & loved[:, None] & ~loved
     right = pairs & (scores[:, None] > scores)
-    _, units = np.unique(rows.units, return_inverse=True)
-    return HeldOut.of_units(np.bincount(units, right.sum(1)), np.bincount(units, pairs.sum(1)))
+    return HeldOut.of_units(rows.units, right.sum(1), pairs.sum(1))
