@@ -37,11 +37,6 @@ def parse_reward(text: str, options: Mapping[str, Any] | None = None, time_limit
         raise ValueError(f"{text!r:.80} is no entry of a recipe: {error}") from None
     if not isinstance(entry, dict):
         raise ValueError(f"{text!r} is no entry of a recipe; write {{name: gold, options: {{dense: true}}}}")
-    strange = [str(key) for key in entry if key not in KEYS]
-    if strange:
-        known = f"its keys are {', '.join(KEYS)}"
-        about = " (the others say what training does with the scores)" if set(strange) <= {*OF_TRAINING} else ""
-        raise ValueError(f"leave {', '.join(strange)} out of {text!r:.80}; here {known}{about}")
     given = entry.get("options") or {}
     label = entry.get("label")
     named = isinstance(entry.get("name"), str) and isinstance(label, str | None)
@@ -49,6 +44,11 @@ def parse_reward(text: str, options: Mapping[str, Any] | None = None, time_limit
         raise ValueError(
             f"{text!r} is no entry of a recipe; write {{name: gold, options: {{dense: true}}, label: mine}}"
         )
+    strange = [str(key) for key in entry if key not in KEYS]
+    if strange:
+        known = f"its keys are {', '.join(KEYS)}"
+        about = " (the others say what training does with the scores)" if set(strange) <= {*OF_TRAINING} else ""
+        raise ValueError(f"leave {', '.join(strange)} out of {text!r:.80}; here {known}{about}")
     return RewardSpec(
         entry["name"], options={**given, **(options or {})}, label=label,
         time_limit=entry.get("time_limit", time_limit),
