@@ -1,5 +1,6 @@
 """The material that the commands of the documentation are tried on: small runs, votes, pictures and prompt files."""
 
+import hashlib
 import json
 import shutil
 from collections.abc import Sequence
@@ -37,9 +38,15 @@ class Stock:
         others = len(list(folder.parent.glob("*/config.yaml")))
         shutil.copytree(self.text if text else self.pictures, folder)
         for picture in folder.glob("samples/*/*.png") if others else ():
+            before = hashlib.sha256(picture.read_bytes()).hexdigest()
             with Image.open(picture) as image:
                 image.putpixel((others, 0), (255, 0, 255))
                 image.save(picture)
+            # The choices of the first run are choices between these pictures.
+            votes = folder / "votes.jsonl"
+            if votes.is_file():
+                after = hashlib.sha256(picture.read_bytes()).hexdigest()
+                votes.write_text(votes.read_text(encoding="utf-8").replace(before, after), encoding="utf-8")
 
     def put_pictures(self, folder: Path) -> None:
         """Make a folder of pictures with prompts and columns, as the kit reads it, unless the folder exists."""

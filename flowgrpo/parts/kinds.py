@@ -148,7 +148,7 @@ _ALL = (
     ),
     Kind(
         "surrogate", "objective.surrogate", "flowgrpo.core.surrogates_by_name:SURROGATES",
-        "surrogate(log_ratio, adv, logp, mask, *, ...) -> loss",
+        "surrogate(log_ratio [B, T], adv [B, T], logp [B, T], mask [B, T], *, ...) -> [B, T]",
     ),
     Kind(
         "objective", "objective", "flowgrpo.training.losses.objectives_by_name:OBJECTIVES",

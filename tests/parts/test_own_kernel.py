@@ -29,7 +29,7 @@ def half(velocity, x, sigma, sigma_next, history, *, share=1.0):
 
 def soft(log_ratio, adv, logp, mask, *, width=1.0e-3):
     """A ratio that saturates."""
-    return -adv[:, None] * (1 + width * (log_ratio / width).tanh())
+    return -adv * (1 + width * (log_ratio / width).tanh())
 '''
 
 
@@ -61,7 +61,7 @@ def test_what_a_kernel_of_ones_own_gives_is_checked_before_a_model_is_loaded(tmp
     ("key", "code", "written"),
     [
         ("sampler.kernel", "def mine(sigmas): ...", r"kernel\(sigmas, step, \*, \.\.\.\) -> \(std, kappa\)"),
-        ("objective.surrogate", "def mine(log_ratio, adv): ...", r"surrogate\(log_ratio, adv, logp, mask"),
+        ("objective.surrogate", "def mine(log_ratio, adv): ...", r"surrogate\(log_ratio \[B, T\], adv"),
         ("advantage", "def mine(rewards, groups, ids, *, eps=1.0): ...", r"advantage\(rewards \[B\], groups \[B\]"),
     ],
 )
