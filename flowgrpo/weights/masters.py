@@ -14,6 +14,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from .loss_scale import LossScale
+
 
 class Masters:
     """One float32 parameter for each trained parameter of a model.
@@ -23,13 +25,14 @@ class Masters:
 
     Args:
         parameters: name -> parameter of the model.
+        scale: gives the factor of the loss, by which gradients are divided in float32.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+    def __init__(self, parameters: Mapping[str, nn.Parameter], scale: LossScale | None = None) -> None:
         self.named = {name: _master(parameter) for name, parameter in parameters.items()}
         self._pairs = [(p, self.named[name]) for name, p in parameters.items() if self.named[name] is not p]
         for parameter, master in self._pairs:
-            parameter.register_post_accumulate_grad_hook(partial(_hand_over, master))
+            parameter.register_post_accumulate_grad_hook(partial(_hand_over, master, scale))
 
     def write(self) -> None:
         """Round the masters into the parameters of the model. Call `write` whenever the masters have changed."""
@@ -59,11 +62,13 @@ def _master(parameter: nn.Parameter) -> nn.Parameter:
     return parameter if parameter.dtype == torch.float32 else nn.Parameter(parameter.detach().float())
 
 
-def _hand_over(master: nn.Parameter, parameter: Tensor) -> None:
+def _hand_over(master: nn.Parameter, scale: LossScale | None, parameter: Tensor) -> None:
     gradient = parameter.grad
     parameter.grad = None
     if gradient is None:
         return
+    if scale is not None and scale.factor != 1.0:
+        gradient = gradient.float() / scale.factor
     if master.grad is None:
         master.grad = gradient.float()
     else:

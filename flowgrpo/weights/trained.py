@@ -24,6 +24,7 @@ from .averages import Ema
 from .borrowing import exchanging, replaced
 from .collective import Lockstep
 from .lora import LoraSpec, computing_dtype, target_layers
+from .loss_scale import LossScale, in_float16
 from .masters import Masters
 from .pieces import cut_as, whole
 from .pipeline_classes import adapter_of
@@ -94,7 +95,10 @@ class TrainedWeights:
         self._had = {name: type(part) for name, part in pipe.components.items() if part is not None}
         self.shards = shards
         self.steps: Lockstep | None = None if shards is None else shards.steps
-        self._masters = Masters(self._computing()) if masters else None
+        self._scale: LossScale | None = None
+        if masters and any(map(in_float16, modules.values())):
+            self._scale = LossScale(modules, self._computing().values())
+        self._masters = Masters(self._computing(), self._scale) if masters else None
         self._reference: list[Tensor] | None = None
         exchange = exchanging if shards is None else shards.steps.exchange
         self._in_reference = False
@@ -207,8 +211,24 @@ class TrainedWeights:
 
     def gradients(self, loss: Tensor) -> list[Tensor | None]:
         """Gradients of a loss with respect to `parameters`, in float32; None for parameters without an effect."""
-        found = torch.autograd.grad(loss, list(self._computing().values()), allow_unused=True)
-        return [gradient if gradient is None else gradient.float() for gradient in found]
+        parameters = list(self._computing().values())
+        with self._scaled(loss) as (scaled, factor):
+            found = torch.autograd.grad(scaled, parameters, allow_unused=True)
+        # A parameter in float32 divides its gradient by itself.
+        divisors = [1.0 if parameter.dtype == torch.float32 else factor for parameter in parameters]
+        return [None if g is None else g.float() / divisor for g, divisor in zip(found, divisors)]
+
+    @contextmanager
+    def _scaled(self, loss: Tensor) -> Iterator[tuple[Tensor, float]]:
+        """Within this context a backward pass of the loss times the factor gives the gradients of the loss."""
+        if self._scale is None:
+            yield loss, 1.0
+            return
+        try:
+            scaled = self._scale.choose(loss)
+            yield scaled, self._scale.factor
+        finally:
+            self._scale.end()
 
     @contextmanager
     def exact(self) -> Iterator[None]:
@@ -317,7 +337,8 @@ class TrainedWeights:
     def backward(self, loss: Tensor) -> None:
         """Run the backward pass of a loss; if processes hold the weights together, they run it together."""
         if self.steps is None:
-            loss.backward()
+            with self._scaled(loss) as (scaled, _):
+                scaled.backward()
         else:
             self.steps.backward(loss)
 

@@ -260,6 +260,7 @@ def test_weights_stay_gathered_from_an_evaluation_to_its_backward_pass(
 @pytest.mark.parametrize(
     ("environment", "name", "override", "words"),
     [
+        ({}, "mixgrpo_flash_guard", "model={train: full, dtype: float16}", "use model.dtype bfloat16"),
         ({"FSDP_VERSION": "1"}, "mixgrpo_flash_guard", "model.train=full", "launch with --fsdp_version 2"),
         ({"FSDP_OFFLOAD_PARAMS": "true"}, "mixgrpo_flash_guard", "model.train=full", "--fsdp_offload_params false"),
         (

@@ -59,6 +59,11 @@ def sharding_of(recipe: AnyRecipe, accelerator: Accelerator) -> Callable[[dict[s
             "set model.gradient_checkpointing in the recipe in place of --fsdp_activation_checkpointing",
         ),
         (recipe.model.compile, "sharded blocks are not compiled; turn model.compile off"),
+        (
+            recipe.model.dtype == "float16",
+            "gradients of float16 would be too small for the format, because the losses of sharded weights are not "
+            "scaled; use model.dtype bfloat16",
+        ),
     ]
     _refuse(faults)
     mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
