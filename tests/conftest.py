@@ -15,6 +15,9 @@ import pytest
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
 
+# Everybody gets the numbers of a CPU, also on a machine with a GPU. `ACCELERATE_USE_CPU=false` tests there.
+os.environ.setdefault("ACCELERATE_USE_CPU", "true")
+
 import torch
 
 from flowgrpo.cli import app as cli

@@ -311,3 +311,8 @@ class RunConfig(Section):
     keep: int = Field(2, ge=1, description="Number of checkpoints that are kept.")
     sample_every: int = Field(25, ge=1, description="Iterations between saved training samples.")
     trackers: list[str] = Field(default_factory=list, description="Trackers of accelerate: tensorboard, wandb, …")
+    fixed_order: bool = Field(
+        False,
+        description="On a GPU, sum in a fixed order, so that equal runs, and a resumed run, are equal to the last bit. "
+        "This is slower, above all for attention in float32. On a CPU it changes nothing.",
+    )

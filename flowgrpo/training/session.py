@@ -35,6 +35,7 @@ from .images.critic import Critic
 from .images.evaluator import Evaluator
 from .images.prompt_sizes import SIDES, take_sizes
 from .images.sized_rollout import SizedPolicies
+from .kernel_choice import in_a_fixed_order
 from .lora_start import begin, with_start
 from .masked.masked_policy import MaskedPolicy
 from .masked.masked_task import MaskedTask
@@ -101,6 +102,8 @@ class Session:
 
     def _assemble(self, checked: Checked) -> None:
         recipe, run = self.recipe, self.run
+        if recipe.run.fixed_order:
+            in_a_fixed_order()
         if run is not None and Processes.of_this_run().rank == 0:
             run.claim()
         self.data, self.notes = checked.require(), checked.texts("note")

@@ -22,10 +22,13 @@ from typing import Any
 
 @cache
 def launcher() -> "subprocess.Popen[str]":
-    """The program, with one thread for all it starts: with another number of threads sums round differently."""
+    """The program, with one thread for all it starts: with another number of threads sums round differently.
+
+    A fork of a process that knows a GPU cannot use it, so the program sees none.
+    """
     return subprocess.Popen(
         [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
     )  # fmt: skip
 
 

@@ -29,7 +29,7 @@ def graded(small_text: list[str], tmp_path: Path) -> list[str]:
 def advantages_of(trainer: Trainer) -> tuple[torch.Tensor, torch.Tensor]:
     """[12] the advantages and the rewards of the first rollout."""
     batch, _, advantages = trainer._compared(trainer._sampled(0))
-    return advantages, batch.scores.values[:, 0]
+    return advantages.cpu(), batch.scores.values[:, 0].cpu()
 
 
 def test_advantages_are_multiplied_by_the_factor_of_their_prompt(graded: list[str], tmp_path: Path) -> None:
@@ -149,5 +149,5 @@ def test_steps_of_images_have_the_factor_of_their_prompt(small: list[str], tmp_p
     batch, everyone, found = trainer._compared(trainer._sampled(0))
     factor = 1.5 - rewards.double().view(2, 4).mean(1).clamp(0, 1)
     nodes = batch.experience.node_advantages(factor.repeat_interleave(4))
-    torch.testing.assert_close(found, (plain * nodes).to(found), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(found.cpu(), (plain * nodes.cpu()).to(found.dtype), rtol=1e-4, atol=1e-6)
     assert len(everyone.prompts) == 8

@@ -103,8 +103,8 @@ def test_a_step_down_the_gradient_favours_the_better_image(name, random_pipeline
     _, e = trainer.collect(0)
     objective = trainer.objective
     assert isinstance(objective, ForwardObjective)
-    better = torch.tensor([1.0, 0.0, -1.0] * 2)
-    advantages = torch.zeros(len(e.rollout.parent))
+    better = torch.tensor([1.0, 0.0, -1.0] * 2, device=trainer.task.device)
+    advantages = torch.zeros(len(e.rollout.parent), device=trainer.task.device)
     advantages[e.rollout.leaf] = better
 
     def gap() -> float:

@@ -134,8 +134,8 @@ def test_what_is_left_out_has_no_part_in_the_mean_entropy(small_text: list[str],
     trainer = trainer_of(small_text, tmp_path / "run", *SSPO, "objective.drop_truncated=true")
     e = trainer.collect(0)[1]
     trainer.objective.prepare(e)
-    keep = torch.arange(12) != 3
-    sums = trainer.objective.measure(e, 0, torch.zeros(12), keep)
+    keep = torch.arange(12, device=trainer.task.device) != 3
+    sums = trainer.objective.measure(e, 0, torch.zeros(12, device=trainer.task.device), keep)
     found = task_of(trainer).policy.statistics(e, list(range(12)), entropy=True)
     counted = found.mask & (e.outcomes & keep)[:, None]
     assert 0 < int(counted.any(1).sum()) < 11

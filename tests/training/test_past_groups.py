@@ -130,12 +130,12 @@ def test_old_groups_are_weighted_by_the_ratio_of_the_policies(small_text: list[s
     trainer.objective.prepare(e)
     [rows] = trainer.objective.batches(e, 0, None)
     scored = trainer.objective._scored(e, rows, advantages, None)
-    gap = scored.gap.detach()
+    gap = scored.gap.detach().cpu()
     assert float(gap[:12].abs().max()) < 1e-4
     assert float(gap[12:].abs().max()) > 0.01
     weight, _ = trainer.objective.correction(scored.gap)
     then = torch.tensor(e.sampled.log_probs[12])
-    now = scored.old[12, : len(then)]
+    now = scored.old[12, : len(then)].cpu()
     assert weight[12, : len(then)].tolist() == pytest.approx((now - then).exp().clamp(max=2.0).tolist(), abs=1e-5)
 
 

@@ -110,7 +110,7 @@ def test_false_numbers_of_the_engine_are_weighed_by_hand(
     found = [p.grad.clone() for p in parameters if p.grad is not None]
     trainer.optimizer.zero_grad(set_to_none=True)
     log_probs, mask = trainer.task.policy.log_probs(e, everything)  # type: ignore[attr-defined]
-    by_place = torch.tensor([weights[t % 4] for t in range(log_probs.shape[1])])
+    by_place = torch.tensor([weights[t % 4] for t in range(log_probs.shape[1])], device=log_probs.device)
     (-(by_place * advantages[:, None] * log_probs * mask).sum() / tokens).backward()
     wanted = [p.grad for p in parameters if p.grad is not None]
     largest = max(float(g.abs().max()) for g in wanted)

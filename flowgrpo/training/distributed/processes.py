@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ...pipelines.experience import part_bounds
 from ...weights.pieces import is_cut
+from ..kernel_choice import without_cudnn_attention
 
 T = TypeVar("T")
 
@@ -29,6 +30,8 @@ _FAILED, _ENDED = "flowgrpo/failed", "flowgrpo/ended"
 def launched() -> PartialState:
     """accelerate's state of this process. On a machine without an accelerator, the processes communicate on the CPU.
 
+    Whatever computes on a device asks here first, so this is also where cuDNN's attention is ruled out.
+
     Raises:
         ValueError: the processes were launched with DeepSpeed, and DeepSpeed is not installed.
     """
@@ -37,6 +40,7 @@ def launched() -> PartialState:
             "this run was launched with DeepSpeed, which is not installed: pip install 'deepspeed>=0.19.8'; or launch "
             "with --use_fsdp --fsdp_version 2 in place of --use_deepspeed, which needs no further package"
         )
+    without_cudnn_attention()
     return PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU") or not torch.accelerator.is_available())
 
 
