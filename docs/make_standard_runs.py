@@ -9,7 +9,8 @@ from pathlib import Path
 
 from flowgrpo.configs.layers import machine_of, parts
 from flowgrpo.configs.load import load_image_recipe
-from flowgrpo.estimate.estimates import GIB, UTILISATION, Estimate, duration, estimate
+from flowgrpo.estimate import UTILISATION
+from flowgrpo.estimate.estimates import GIB, Estimate, duration, estimate
 from flowgrpo.training.planning import forecast
 
 PAGE = Path(__file__).resolve().with_name("standard_runs.md")
@@ -46,9 +47,9 @@ flowgrpo train flow_grpo+sd35_medium+ocr+gpus8
 part names the source of its settings, and `flowgrpo plan` prints them. You have to provide the prompt files. If a file
 is missing, the message says which file of the field is meant.
 
-Counts are exact. **Memory and time are estimates** from shapes alone, made as [estimates.md](estimates.md) says;
-nothing here was measured on a GPU. Time is for H100 cards at an assumed {UTILISATION:.0%} of their peak, without the
-rewards.
+Counts are exact. **Memory and time are estimates** from shapes alone, made as [estimates.md](estimates.md) says. Time
+is for H100 cards at an assumed {UTILISATION:.0%} of their peak, without the rewards. [Real sizes on a
+GPU](benchmarks/gpu.md) compares four estimates with measurements.
 
 - *groups*: prompts × images of an iteration. With `gpus32` BranchGRPO has 32 prompts, one for each card.
 - *evaluations*: states that the denoiser evaluates while an iteration samples. *trained*: how many of these states are

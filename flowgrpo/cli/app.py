@@ -57,8 +57,9 @@ class Commands(typer.core.TyperGroup):
             ) from error
 
 
-MEASURED = "mixgrpo_flash_guard"
 SEEDS = "0,1,2"
+REPEATS = 3
+MEASURED = "mixgrpo_flash_guard"
 """The recipe of `bench`, unless one is named: it has a window and ratios, which most measurements are about."""
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -248,6 +249,7 @@ def bench(
     ] = False,
     budget: Annotated[float, typer.Option(help="claims, race: hours after which no further run begins.")] = 1.0,
     report_only: Annotated[bool, typer.Option(help="claims, race: measure nothing.")] = False,
+    repeats: Annotated[int, typer.Option(min=1, help="iteration: number of iterations that count.")] = REPEATS,
 ) -> None:
     """Measure a claim of the documentation again.
 
@@ -264,6 +266,7 @@ def bench(
         from ..bench.race.race_report import race
 
         results = results or Path("runs") / name
+        refuse_idle({"--repeats": repeats != REPEATS}, f"for {name}")
         output_folder(results)
         output_folder(out)
         settings, methods = settings_of(results, words or [], seeds, scale, any_code, budget)
@@ -272,7 +275,8 @@ def bench(
     output_file(out, ".json")
     idle = {
         "--scale": scale != 1, "--results": results is not None, "--any-code": any_code, "--budget": budget != 1,
-        "--report-only": report_only, "--seeds": seeds != SEEDS and name != "first-run",
+        "--report-only": report_only, "--repeats": repeats != REPEATS and name != "iteration",
+        "--seeds": seeds != SEEDS and name != "first-run",
     }  # fmt: skip
     refuse_idle(idle, f"for {name}")
     from ..bench.claims.gather import seeds_of
@@ -286,7 +290,7 @@ def bench(
 
     measurements: dict[str, Callable[..., dict[str, Any]]] = {
         "first-run": partial(first_run, seeds=seeds_of(seeds)), **MEASUREMENTS, "kills": kills, "overhead": overhead,
-        "iteration": iteration, "signal": signal,
+        "iteration": partial(iteration, repeats=repeats), "signal": signal,
     }  # fmt: skip
     if name in TEXT_MEASUREMENTS:
         if words:

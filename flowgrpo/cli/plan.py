@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..estimate import UTILISATION
 from .output import console, output_file, refuse_idle, refuse_without, say
 from .trusting import TrustOption, trust_run
 
@@ -25,7 +26,6 @@ RecipeArgument = Annotated[
 
 MOST_SIZES = 12
 """Most sizes of prompts that `plan` lists."""
-UTILISATION = 0.35
 
 
 def split(words: list[str] | None) -> tuple[str | None, list[str]]:

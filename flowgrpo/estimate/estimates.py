@@ -13,30 +13,39 @@ from ..training.data import read_prompts
 from ..training.distributed.processes import Processes
 from ..training.planning import Forecast, forecast, nfe_of, search_passes
 from ..training.session import kept_prompts
+from . import UTILISATION
 from .memory import SHARDING, Shares, passing, resting, waiting
 from .models import Model, model_of
 
 GIB = 2**30
-UTILISATION = 0.35
 UNKNOWN_PROMPTS = 10_000
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU: its name, its dense bfloat16 peak in 10¹² FLOP/s as its maker gives it, and its memory in GiB."""
+    """A GPU: its name, its dense bfloat16 peak in 10¹² FLOP/s as its maker gives it, and its memory in GiB.
+
+    `device` occurs in the name that the driver gives the GPU.
+    """
 
     label: str
     tflops: float
     gib: float
+    device: str
 
 
 GPUS = {
-    "h100": Gpu("H100 SXM", 989.4, 80.0),
-    "h200": Gpu("H200 SXM", 989.4, 141.0),
-    "a100": Gpu("A100 80 GB", 312.0, 80.0),
-    "l40s": Gpu("L40S", 362.05, 48.0),
-    "4090": Gpu("RTX 4090", 165.2, 24.0),
+    "h100": Gpu("H100 SXM", 989.4, 80.0, "H100 80GB HBM3"),
+    "h200": Gpu("H200 SXM", 989.4, 141.0, "H200"),
+    "a100": Gpu("A100 80 GB", 312.0, 80.0, "A100"),
+    "l40s": Gpu("L40S", 362.05, 48.0, "L40S"),
+    "4090": Gpu("RTX 4090", 165.2, 24.0, "RTX 4090"),
 }
+
+
+def gpu_of(device: str) -> str | None:
+    """The key in `GPUS` of the GPU with this name, as the driver gives it; None for any other GPU."""
+    return next((key for key, gpu in GPUS.items() if gpu.device in device), None)
 
 
 @dataclass(frozen=True)

@@ -95,6 +95,11 @@ def test_an_iteration_is_measured_by_the_command_with_no_prompt_or_reward_of_the
     assert found["images"] == 4
     assert len(found["seconds"]) == 3
     assert found["first_error"] == 0
+    assert "ratio before the first update: exactly 1" in result.output
+    assert all(found["part_seconds"][name] > 0 and found["tflops"][name] > 0 for name in ("sampling", "training"))
+    assert sum(found["part_seconds"].values()) <= sum(found["seconds"]) / 3
+    assert found["peak_bytes"] > 0
+    assert found["peaks"] == {}
     assert sum(found["shares"].values()) == pytest.approx(1.0)
     assert found["parameters"] > sum(
         p.numel() for p in run.TINY["StableDiffusion3Pipeline"].fresh().transformer.parameters()
@@ -103,4 +108,4 @@ def test_an_iteration_is_measured_by_the_command_with_no_prompt_or_reward_of_the
 
 def test_a_model_of_unknown_size_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="someone/else"):
-        iteration(load_image_recipe("mixgrpo_flash_guard", ["model.path=someone/else"]), tmp_path / "run", print)
+        iteration(load_image_recipe("mixgrpo_flash_guard", ["model.path=someone/else"]), tmp_path / "run", print, 3)

@@ -10,7 +10,7 @@ import torch
 from flowgrpo.configs.layers import machine_of
 from flowgrpo.configs.load import load_image_recipe
 from flowgrpo.configs.schema import ModelConfig, Recipe
-from flowgrpo.estimate.estimates import GIB, GPUS, Estimate, duration, estimate, table
+from flowgrpo.estimate.estimates import GIB, GPUS, Estimate, duration, estimate, gpu_of, table
 from flowgrpo.estimate.models import model_of
 from flowgrpo.pipelines.architectures import architecture_of, built
 from flowgrpo.training.model_paths import model_folder
@@ -207,11 +207,22 @@ def test_the_table_says_that_it_is_an_estimate_and_what_it_assumes():
     text = "\n".join(lines)
     assert lines[0].startswith("estimate for 2 × H100 SXM")
     assert "rewards are not counted" in lines[0]
-    assert "an assumed 35% of 989.4 TFLOP/s" in text
+    assert "an assumed 20% of 989.4 TFLOP/s" in text
     assert "10 iterations, 4 evaluations" in text
     assert "more memory than the GPU has" not in text
     rows = [line for line in lines if line.startswith("    ")]
     assert len(rows) >= 8
+
+
+@pytest.mark.parametrize(
+    ("device", "key"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA H200", "h200"), ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA GeForce RTX 4090", "4090"), ("NVIDIA H100 PCIe", None), ("the CPU", None),
+    ],
+)  # fmt: skip
+def test_a_gpu_is_known_by_the_name_that_its_driver_gives(device: str, key: str | None):
+    assert gpu_of(device) == key
 
 
 def test_what_does_not_fit_is_noted():
