@@ -18,6 +18,7 @@ from ..pipelines.random_weights import random_pipeline
 from ..training.checking import check
 from ..training.folder.run_folder import RunFolder
 from ..training.model_paths import DTYPES, call_arguments, model_folder
+from ..training.planning import forecast
 from ..training.session import Session
 from ..training.trainer import Trainer
 from .claims.results import hardware
@@ -82,7 +83,10 @@ def iteration(recipe: Recipe, folder: Path, report: Report, repeats: int) -> dic
     expected = _expected(recipe, images, card or "h100")
     sampled = sum(parts["denoiser"]) + sum(parts["optimizer"]) - updates.seconds
     spent = {"sampling": sampled / repeats, "training": updates.seconds / repeats}
-    reached = {name: expected.flops[name] / spent[name] / 1e12 for name in spent}
+    # The estimate is a mean over the run, and the first windows may need more evaluations than the mean, or fewer.
+    made = sum(r["evaluations"] for r in records) / repeats
+    flops = {**expected.flops, "sampling": expected.flops["sampling"] * made / _mean_evaluations(recipe)}
+    reached = {name: flops[name] / spent[name] / 1e12 for name in spent}
     for name, rate in reached.items():
         share = f" ({rate / GPUS[card].tflops:.0%} of the card's peak)" if card else ""
         report(f"{name}: {spent[name]:.2f} s, {rate:.3g} TFLOP/s{share}")
@@ -141,6 +145,13 @@ def _expected(recipe: Recipe, images: int, card: str) -> Estimate:
     rollout = recipe.rollout.model_copy(update={"batch": min(recipe.rollout.batch, images)})
     found = estimate(recipe.model_copy(update={"rollout": rollout}), card)
     return replace(found, resting={**found.resting, "text encoders": 0})
+
+
+def _mean_evaluations(recipe: Recipe) -> float:
+    """Evaluations of the denoiser in an iteration, on average over the run, each distinct state once."""
+    found = forecast(recipe)
+    total = sum(counts.evaluations * uses for counts, uses in zip(found.counts, found.windows, strict=True))
+    return recipe.rollout.prompts * total / sum(found.windows)
 
 
 def _estimated(expected: Estimate, phase: str) -> int:

@@ -59,6 +59,7 @@ class Commands(typer.core.TyperGroup):
 
 SEEDS = "0,1,2"
 REPEATS = 3
+
 MEASURED = "mixgrpo_flash_guard"
 """The recipe of `bench`, unless one is named: it has a window and ratios, which most measurements are about."""
 

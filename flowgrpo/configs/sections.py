@@ -313,6 +313,6 @@ class RunConfig(Section):
     trackers: list[str] = Field(default_factory=list, description="Trackers of accelerate: tensorboard, wandb, …")
     fixed_order: bool = Field(
         False,
-        description="On a GPU, sum in a fixed order, so that equal runs, and a resumed run, are equal to the last bit. "
-        "This is slower, above all for attention in float32. On a CPU it changes nothing.",
+        description="On a GPU, sum in a fixed order where PyTorch has such a kernel, so that a resumed run equals an "
+        "unbroken one. This is slower, above all for attention in float32. On a CPU it changes nothing.",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -25,7 +26,7 @@ UNKNOWN_PROMPTS = 10_000
 class Gpu:
     """A GPU: its name, its dense bfloat16 peak in 10¹² FLOP/s as its maker gives it, and its memory in GiB.
 
-    `device` occurs in the name that the driver gives the GPU.
+    The words of `device` are in the name that the driver gives the GPU.
     """
 
     label: str
@@ -45,7 +46,9 @@ GPUS = {
 
 def gpu_of(device: str) -> str | None:
     """The key in `GPUS` of the GPU with this name, as the driver gives it; None for any other GPU."""
-    return next((key for key, gpu in GPUS.items() if gpu.device in device), None)
+    if "Laptop" in device:
+        return None
+    return next((key for key, gpu in GPUS.items() if re.search(rf"\b{gpu.device}\b", device)), None)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from ..pipelines.prompt_cache import PromptCache
 from ..rewards.runner import RewardSet
 from ..text.masked_model import load_masked_model
 from ..text.model import LanguageWeights, load_language_model, reinitialise
+from ..weights.kernel_choice import in_a_fixed_order
 from ..weights.saving import local_folder
 from ..weights.trained import LoraSpec, TrainedWeights, cast_base
 from .checking import check, evaluated, reward_specs
@@ -35,7 +36,6 @@ from .images.critic import Critic
 from .images.evaluator import Evaluator
 from .images.prompt_sizes import SIDES, take_sizes
 from .images.sized_rollout import SizedPolicies
-from .kernel_choice import in_a_fixed_order
 from .lora_start import begin, with_start
 from .masked.masked_policy import MaskedPolicy
 from .masked.masked_task import MaskedTask

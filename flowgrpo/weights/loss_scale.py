@@ -21,13 +21,14 @@ from torch.utils._pytree import tree_map
 
 __all__ = ["LossScale"]
 
-TARGET = 1.0
+TARGET = 2.0**-4
 """Where the largest number of the gradient in the predictions is put, up to a factor of 2.
 
-The format reaches 65,504 times higher; the gradient in the model's inner states may be that much larger.
+The gradient in the model's inner states may be a million times larger before it overflows, and a million times smaller
+before it is 0.
 """
-_TRIED = range(-24, 72, 12)
-"""Exponents of the factors with which the predictions' gradient is looked at, until it is neither too large nor 0."""
+_FIRST, _STEP, _LAST = 12, 12, 72
+"""Exponents of the factors that are tried: the first, the distance of the next, and the largest."""
 
 
 class LossScale:
@@ -57,20 +58,27 @@ class LossScale:
         """Choose the factor for a loss, and return the loss times the factor. Call `end` after the backward pass."""
         alive = [mark for known in self._predictions if (mark := known()) is not None]
         predicted = [GradientEdge(mark, 0) for mark in alive]
-        exponent = 0
-        for tried in _TRIED:
+        exponent, tried, seen = 0, _FIRST, set[int]()
+        while tried not in seen and abs(tried) <= _LAST:
+            seen.add(tried)
             largest = _largest(loss, predicted, 2.0**tried)
-            if largest is None or (largest and math.isfinite(largest)):
-                exponent = 0 if largest is None else tried - math.floor(math.log2(largest / TARGET))
-                # A number that float16 holds only coarsely is looked at again, enlarged.
-                if largest is None or largest > TARGET / 64:
+            if largest is None:
+                break
+            if largest and math.isfinite(largest):
+                exponent = tried - math.floor(math.log2(largest / TARGET))
+                if largest > TARGET / 64:
                     break
+            # Numbers that float16 holds only coarsely are looked at again, enlarged.
+            tried += _STEP if math.isfinite(largest) else -_STEP
         self.factor = 2.0**exponent
         return loss * self.factor
 
     def end(self) -> None:
         """The backward pass is over."""
         self.factor = 1.0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_predictions": []}
 
     def _watch(self, module: nn.Module, args: Any, output: Any) -> Any:
         return tree_map(lambda leaf: self._marked(leaf) if isinstance(leaf, Tensor) else leaf, output)
@@ -92,7 +100,8 @@ class _Mark(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, prediction: Tensor) -> Tensor:
-        return prediction.view_as(prediction)
+        # Not a view, which nobody could change in place.
+        return prediction.clone()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
@@ -109,5 +118,5 @@ def _largest(loss: Tensor, predicted: list[GradientEdge], factor: float) -> floa
     if not predicted:
         return None
     found = torch.autograd.grad(loss * factor, predicted, retain_graph=True, allow_unused=True)
-    sizes = [gradient.detach().abs().amax().float() for gradient in found if gradient is not None]
-    return float(torch.stack(sizes).amax()) if sizes else None
+    ends = [end.float() for gradient in found if gradient is not None for end in gradient.aminmax()]
+    return float(torch.stack(ends).abs().amax()) if ends else None

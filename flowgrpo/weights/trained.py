@@ -167,7 +167,8 @@ class TrainedWeights:
                 parameters are float32 copies of them, see `masters.py`.
             keep_reference: keep a copy of the present weights, for `reference()`. The copy doubles their memory.
             modules: the components of the pipeline that are trained, by name; None means the denoisers.
-            shard: cuts the modules into shards, and puts the shards on the device.
+            shard: cuts the modules into shards, and puts the shards on the device. Losses are then not scaled, so
+                the modules must not be in float16.
             source: local folder from which the pipeline was loaded. `save` copies the untrained components from there,
                 so that they may be released during training.
         """
@@ -216,7 +217,8 @@ class TrainedWeights:
             found = torch.autograd.grad(scaled, parameters, allow_unused=True)
         # A parameter in float32 divides its gradient by itself.
         divisors = [1.0 if parameter.dtype == torch.float32 else factor for parameter in parameters]
-        return [None if g is None else g.float() / divisor for g, divisor in zip(found, divisors)]
+        pairs = zip(found, divisors, strict=True)
+        return [None if g is None else g.float() if divisor == 1.0 else g.float() / divisor for g, divisor in pairs]
 
     @contextmanager
     def _scaled(self, loss: Tensor) -> Iterator[tuple[Tensor, float]]:

@@ -219,6 +219,7 @@ def test_the_table_says_that_it_is_an_estimate_and_what_it_assumes():
     [
         ("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA H200", "h200"), ("NVIDIA A100-SXM4-80GB", "a100"),
         ("NVIDIA GeForce RTX 4090", "4090"), ("NVIDIA H100 PCIe", None), ("the CPU", None),
+        ("NVIDIA GH200 480GB", None), ("NVIDIA GeForce RTX 4090 Laptop GPU", None), ("NVIDIA A100 80GB PCIe", "a100"),
     ],
 )  # fmt: skip
 def test_a_gpu_is_known_by_the_name_that_its_driver_gives(device: str, key: str | None):

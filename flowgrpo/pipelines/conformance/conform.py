@@ -16,6 +16,7 @@ import diffusers
 import torch
 from diffusers import DiffusionPipeline
 
+from ...weights.kernel_choice import without_cudnn_attention
 from ...weights.pipeline_classes import ADAPTERS
 from ...weights.pipeline_folders import check_pipeline_folder
 from ...weights.precision import in_dtype
@@ -171,6 +172,7 @@ def check_folder(
     kind = getattr(torch, dtype, None)
     if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
         raise ValueError(f"dtype is {dtype!r}; use float32, bfloat16 or float16")
+    without_cudnn_attention()
     try:
         chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     except RuntimeError:

@@ -17,8 +17,8 @@ from accelerate.utils import gather_object, is_deepspeed_available, parse_flag_f
 from torch import Tensor
 
 from ...pipelines.experience import part_bounds
+from ...weights.kernel_choice import without_cudnn_attention
 from ...weights.pieces import is_cut
-from ..kernel_choice import without_cudnn_attention
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ _FAILED, _ENDED = "flowgrpo/failed", "flowgrpo/ended"
 def launched() -> PartialState:
     """accelerate's state of this process. On a machine without an accelerator, the processes communicate on the CPU.
 
-    Whatever computes on a device asks here first, so this is also where cuDNN's attention is ruled out.
+    Every run and evaluation asks here first, so this is also where cuDNN's attention is ruled out.
 
     Raises:
         ValueError: the processes were launched with DeepSpeed, and DeepSpeed is not installed.

@@ -8,8 +8,8 @@ import torch
 
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.training.distributed.processes import launched
-from flowgrpo.training.kernel_choice import in_a_fixed_order
 from flowgrpo.training.session import Session
+from flowgrpo.weights.kernel_choice import in_a_fixed_order
 
 
 @pytest.fixture(autouse=True)

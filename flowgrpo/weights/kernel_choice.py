@@ -21,10 +21,11 @@ def without_cudnn_attention() -> None:
 
 
 def in_a_fixed_order() -> None:
-    """Let every sum on a GPU have a fixed order, for the whole process, so that equal runs give equal bits.
+    """Let sums on a GPU have a fixed order where PyTorch has such a kernel, for the whole process.
 
-    Call it before anything is computed on a GPU. Operations without such a kernel give a warning. Attention in float32
-    is computed without a fused kernel, because the gradient of the fused one has no fixed order.
+    Then equal runs give equal bits. Call it before anything is computed on a GPU. Operations without such a kernel give
+    a warning. Attention in float32 is computed without a fused kernel, because the gradient of the fused one has no
+    fixed order.
     """
     # cuBLAS reads it when its first handle is made.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
