@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -36,8 +37,8 @@ class LossScale:
 
     Args:
         modules: the trained modules, by name. A module is watched if it has a parameter in float16.
-        parameters: the trained parameters that the modules compute with. The gradients of those in float32 are divided
-            here; whoever takes the gradient of another parameter divides it by `factor`.
+        parameters: the trained parameters that the modules compute with. A parameter in float32 divides its gradient by
+            itself. Whoever takes the gradient of another parameter divides this gradient by `factor`.
 
     Attributes:
         factor: of the backward pass that runs now, else 1.
@@ -54,8 +55,17 @@ class LossScale:
             if parameter.dtype == torch.float32:
                 parameter.register_hook(self._unscaled)
 
-    def choose(self, loss: Tensor) -> Tensor:
-        """Choose the factor for a loss, and return the loss times the factor. Call `end` after the backward pass."""
+    @contextmanager
+    def scaled(self, loss: Tensor) -> Iterator[Tensor]:
+        """The loss times a factor that is chosen for it. Run the backward pass within this context."""
+        self.factor = self._chosen(loss)
+        try:
+            yield loss * self.factor
+        finally:
+            self.factor = 1.0
+
+    def _chosen(self, loss: Tensor) -> float:
+        """A power of 2 that puts the loss's gradient in the predictions near `TARGET`; 1 if it has none."""
         alive = [mark for known in self._predictions if (mark := known()) is not None]
         predicted = [GradientEdge(mark, 0) for mark in alive]
         exponent, tried, seen = 0, _FIRST, set[int]()
@@ -70,12 +80,7 @@ class LossScale:
                     break
             # Numbers that float16 holds only coarsely are looked at again, enlarged.
             tried += _STEP if math.isfinite(largest) else -_STEP
-        self.factor = 2.0**exponent
-        return loss * self.factor
-
-    def end(self) -> None:
-        """The backward pass is over."""
-        self.factor = 1.0
+        return 2.0**exponent
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_predictions": []}

@@ -212,25 +212,16 @@ class TrainedWeights:
 
     def gradients(self, loss: Tensor) -> list[Tensor | None]:
         """Gradients of a loss with respect to `parameters`, in float32; None for parameters without an effect."""
-        parameters = list(self._computing().values())
-        with self._scaled(loss) as (scaled, factor):
-            found = torch.autograd.grad(scaled, parameters, allow_unused=True)
+        parameters, factor = list(self._computing().values()), 1.0
+        if self._scale is None:
+            found = torch.autograd.grad(loss, parameters, allow_unused=True)
+        else:
+            with self._scale.scaled(loss) as scaled:
+                found, factor = torch.autograd.grad(scaled, parameters, allow_unused=True), self._scale.factor
         # A parameter in float32 divides its gradient by itself.
         divisors = [1.0 if parameter.dtype == torch.float32 else factor for parameter in parameters]
         pairs = zip(found, divisors, strict=True)
         return [None if g is None else g.float() if divisor == 1.0 else g.float() / divisor for g, divisor in pairs]
-
-    @contextmanager
-    def _scaled(self, loss: Tensor) -> Iterator[tuple[Tensor, float]]:
-        """Within this context a backward pass of the loss times the factor gives the gradients of the loss."""
-        if self._scale is None:
-            yield loss, 1.0
-            return
-        try:
-            scaled = self._scale.choose(loss)
-            yield scaled, self._scale.factor
-        finally:
-            self._scale.end()
 
     @contextmanager
     def exact(self) -> Iterator[None]:
@@ -338,11 +329,13 @@ class TrainedWeights:
 
     def backward(self, loss: Tensor) -> None:
         """Run the backward pass of a loss; if processes hold the weights together, they run it together."""
-        if self.steps is None:
-            with self._scaled(loss) as (scaled, _):
-                scaled.backward()
-        else:
+        if self.steps is not None:
             self.steps.backward(loss)
+        elif self._scale is None:
+            loss.backward()
+        else:
+            with self._scale.scaled(loss) as scaled:
+                scaled.backward()
 
     def meet(self) -> None:
         """Return when no process needs another for a backward pass or for weights. All processes must call this."""

@@ -92,7 +92,7 @@ def test_small_gradients_are_those_of_float32(exact: tuple[str, Tensor], size: f
 
 
 def test_without_the_scale_they_would_be_lost() -> None:
-    """So the sizes of these tests are small enough to show something."""
+    """The sizes of these tests are small enough for float16 to lose digits."""
     wanted = weights_of("lora", torch.float32)
     wanted.backward(loss_of(wanted, 1e-6))
     weights = weights_of("lora", torch.float16)
