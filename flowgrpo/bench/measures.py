@@ -207,10 +207,12 @@ def _slices(count: int, size: int) -> tuple[slice, ...]:
     return tuple(slice(k, min(k + size, count)) for k in range(0, count, size))
 
 
-def _gradient(trainer: Trainer, experience: Experience, advantages: Tensor) -> dict[str, Tensor]:
-    rows = torch.tensor(float(trainer.objective.rows(experience, 0, None)))
-    for batch in trainer.objective.batches(experience, 0, None):
-        trainer.objective.backward(experience, batch, advantages, None, rows)
+def _gradient(
+    trainer: Trainer, experience: Experience, advantages: Tensor, keep: Tensor | None = None
+) -> dict[str, Tensor]:
+    rows = torch.tensor(float(trainer.objective.rows(experience, 0, keep))).clamp(min=1.0)
+    for batch in trainer.objective.batches(experience, 0, keep):
+        trainer.objective.backward(experience, batch, advantages, keep, rows)
     named = trainer.task.weights.named_parameters()
     found = {n: p.grad.clone() for n, p in named.items() if p.grad is not None}
     trainer.optimizer.zero_grad(set_to_none=True)

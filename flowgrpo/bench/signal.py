@@ -76,8 +76,8 @@ def signal(recipe: Recipe, folder: Path, report: Report, batches: int = BATCHES)
         trained = ", ".join(map(str, task.plan_for(k).trained_steps)) or "noised images"
         began = time.perf_counter()
         rows, experience = trainer.collect(k)
-        advantages = trainer.advantages(trainer.score(trainer.rewards, rows, experience), experience, rows)
-        found = _gradient(trainer, experience, advantages)
+        advantages, keep = trainer.compared(trainer.score(trainer.rewards, rows, experience), experience, rows)
+        found = _gradient(trainer, experience, advantages, keep)
         seconds[trained] = seconds.get(trained, 0.0) + time.perf_counter() - began
         flat = torch.cat([found[name].flatten().cpu() for name in sorted(found)])
         gradients.setdefault(trained, []).append(flat)

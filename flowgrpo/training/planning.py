@@ -112,6 +112,7 @@ class Forecast:
         optimizer_steps: per iteration.
         on_policy_steps: how many of the optimizer steps are strictly on-policy.
         warnings: settings that may be mistakes, a sentence for each.
+        pure_noise: whether the first noise level is 1, so that nothing of an image is left in it.
     """
 
     counts: list[PlanCounts]
@@ -120,6 +121,7 @@ class Forecast:
     optimizer_steps: int
     on_policy_steps: int
     warnings: list[str]
+    pure_noise: bool
 
 
 def forecast(
@@ -133,7 +135,8 @@ def forecast(
         elements: numbers in a latent, for the scale of the clip; None if there is no model.
         most: how many iterations are counted; all if left out.
     """
-    plan_for = planner(recipe, sigmas or levels_of(recipe))
+    levels = sigmas or levels_of(recipe)
+    plan_for = planner(recipe, levels)
     uses: dict[PlanCounts, tuple[PlanCounts, int]] = {}
     for iteration in range(min(recipe.run.iterations, most or recipe.run.iterations)):
         counts = plan_for(iteration).counts()
@@ -147,6 +150,7 @@ def forecast(
         optimizer_steps=steps,
         on_policy_steps=1,
         warnings=_warnings(recipe, elements),
+        pure_noise=levels[0] == 1.0,
     )
 
 
@@ -178,7 +182,9 @@ def nfe_of(recipe: Planned, expected: Forecast) -> Nfe:
         if (likelihood := recipe.objective.get("likelihood")) is not None:
             theta = shared = float(len(likelihood.make()(recipe.generation.tokens, torch.Generator()).masked))
     elif trained(recipe) == "images":
-        theta = shared = noised_levels(recipe)[0] * kept_share(recipe)
+        times, kept = noised_levels(recipe)[0], kept_share(recipe)
+        once = _noise_alone(recipe) if expected.pure_noise else 0.0
+        theta, shared = times * kept, (times - once) * kept + once / recipe.rollout.group
     theta, shared = theta * anchored_share(recipe), shared * anchored_share(recipe)
     return Nfe(total("walked") / images, theta, total("evaluations") / images, shared)
 
@@ -188,6 +194,15 @@ def noised_levels(recipe: Recipe) -> tuple[int, int]:
     options = recipe.objective
     levels = len(levels_to_draw(recipe.sampler.steps, options.get("levels"), options.get("skip") or 0))
     return min(options.get("times") or levels, levels), levels
+
+
+def _noise_alone(recipe: Recipe) -> float:
+    """Share of the iterations in which the images of a prompt get pure noise, the same for all of them."""
+    options = recipe.objective
+    if options.get("noise") == "image" or options.get("skip"):
+        return 0.0
+    times, levels = noised_levels(recipe)
+    return 1.0 / (levels // times) if options.get("draw") == "ranges" else times / levels
 
 
 def images_line(recipe: Recipe) -> str:

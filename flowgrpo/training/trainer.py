@@ -283,7 +283,14 @@ class Trainer:
 
         Every process must call it. Parts that remember prompts learn from the rollout, so call it once per iteration.
         """
-        return self._compared(Batch(self.collector.places, rows, experience, scores))[2]
+        return self.compared(scores, experience, rows)[0]
+
+    def compared(
+        self, scores: RewardBatch, experience: Collected, rows: Sequence[PromptRow]
+    ) -> tuple[Tensor, Tensor | None]:
+        """The `advantages`, and the nodes [N] that the recipe's selection trains; None for all."""
+        batch, _, found = self._compared(Batch(self.collector.places, rows, experience, scores))
+        return found, self.credit.kept(batch)
 
     def update(self, experience: Collected, advantages: Tensor, keep: Tensor | None = None) -> dict[str, Any]:
         """Take all optimizer steps of one rollout; returns metrics.

@@ -69,3 +69,18 @@ def test_steps_with_too_few_batches_are_named_and_left_out(tmp_path: Path) -> No
     found = signal(load_image_recipe("mixgrpo_flash_guard", small), tmp_path / "run", lines.append, 2)
     assert found["steps"] == {}
     assert "too few" in lines[-1]
+
+
+@pytest.mark.slow
+def test_the_gradient_is_of_the_images_that_the_selection_keeps(tmp_path: Path) -> None:
+    """The two images of a group are the best and the worst, so a selection of both changes nothing; of one, it does."""
+    small = ["rollout.prompts=2", "rollout.group=2", "sampler.steps=3", "penalties=[]"]
+    recipes = {
+        name: load_image_recipe("default", [*small, f"select={chosen}"])
+        for name, chosen in (("all", "[]"), ("both", "[{name: extremes, keep: 2}]"), ("best", "[{name: best, keep: 1}]"))
+    }
+    found = {
+        name: signal(recipe, tmp_path / name, str, batches=3)["steps"]["noised images"]["plain"]
+        for name, recipe in recipes.items()
+    }
+    assert found["both"] == found["all"] != found["best"]

@@ -74,7 +74,8 @@ def test_gradients_do_not_depend_on_the_size_of_calls(name, random_pipeline, tmp
 def test_images_that_are_not_kept_are_evaluated_only_if_the_loss_compares_them(
     name: str, calls: int, noise: str, random_pipeline: Path, tmp_path: Path
 ) -> None:
-    trainer = trainer_of(name, random_pipeline, tmp_path / "run", f"objective.noise={noise}", "objective.times=1")
+    words = (f"objective.noise={noise}", "objective.times=1", "objective.skip=1")
+    trainer = trainer_of(name, random_pipeline, tmp_path / "run", *words)
     _, e = trainer.collect(0)
     advantages = torch.linspace(-1, 1, len(e.rollout.parent))
     keep = torch.zeros(len(advantages), dtype=torch.bool)
@@ -212,6 +213,51 @@ def test_images_of_a_prompt_share_their_noise_or_have_noise_of_their_own(noise, 
     distinct = {tuple(row.flatten().tolist()) for row in together}
     assert len(together) == 6
     assert len(distinct) == (2 if noise == "prompt" else 6)
+
+
+@pytest.mark.parametrize("noise", ["prompt", "image"])
+def test_at_pure_noise_the_images_of_a_prompt_are_one_state(noise, random_pipeline, tmp_path, monkeypatch) -> None:
+    words = (f"objective.noise={noise}", "objective.skip=0", "objective.times=null", "objective.draw=any")
+    trainer = trainer_of("awm", random_pipeline, tmp_path / "run", *words)
+    _, e = trainer.collect(0)
+    objective, policy = trainer.objective, trainer.task.policy
+    assert isinstance(objective, ForwardObjective)
+    evaluated: list[tuple[int, int]] = []
+    original = policy.velocity_of
+
+    def counted(prompts):
+        def velocity(x, step, rows):
+            evaluated.append((step, len(x)))
+            return original(prompts)(x, step, rows)
+
+        return velocity
+
+    monkeypatch.setattr(policy, "velocity_of", counted)
+    advantages = torch.linspace(-1, 1, len(e.rollout.parent))
+    found, outcomes = gradient(trainer, e, advantages)
+    # Two prompts of three images.
+    first = 2 if noise == "prompt" else 6
+    assert set(evaluated) == {(0, first), (1, 6), (2, 6)}
+    assert e.plan.sigmas[0] == 1.0
+    assert all(float(outcome.error) == 0.0 for outcome in outcomes)
+
+    monkeypatch.setattr(objective, "_one_state", lambda experience, step: False)
+    each, _ = gradient(trainer, e, advantages)
+    for name in found:
+        torch.testing.assert_close(found[name], each[name], rtol=1e-3, atol=1e-7)
+
+
+def test_a_call_at_pure_noise_takes_as_many_states_as_any_other(random_pipeline, tmp_path) -> None:
+    trainer = trainer_of("awm", random_pipeline, tmp_path / "run", "objective.noise=prompt", "objective.skip=0")
+    trainer.task.policy.batch = 3
+    _, e = trainer.collect(0)
+    objective = trainer.objective
+    assert isinstance(objective, ForwardObjective)
+    sizes: dict[int, list[int]] = {}
+    objective.times = None
+    for batch in objective.batches(e, 0, None):
+        sizes.setdefault(batch.step, []).append(len(batch.leaves))
+    assert sizes == {0: [6], 1: [3, 3], 2: [3, 3]}
 
 
 def test_what_is_not_kept_has_no_gradient_and_no_share(random_pipeline, tmp_path) -> None:

@@ -326,6 +326,26 @@ def test_an_image_of_the_forward_process_is_evaluated_once_for_each_noise():
     assert (found.old, found.theta, found.old_shared, found.theta_shared) == (14, 6, 14, 6)
 
 
+@pytest.mark.parametrize(
+    ("words", "shared"),
+    [
+        # Four of twelve images are kept, at three levels. One of the levels is pure noise.
+        ([], (2 * 4 + 1) / 12),
+        (["objective.times=2"], 2 * 4 / 12 - 2 / 3 * (4 - 1) / 12),
+        (["objective.times=2", "objective.draw=ranges"], (4 + 1) / 12),
+        (["objective.skip=1"], 2 * 4 / 12),
+        (["objective.noise=image"], 3 * 4 / 12),
+        (["sampler.sigmas=[0.9, 0.6, 0.4, 0.2, 0.0]"], 3 * 4 / 12),
+    ],
+)
+def test_pure_noise_is_one_state_for_the_images_of_a_prompt(words: list[str], shared: float) -> None:
+    recipe = load_image_recipe("default", words)
+    found = nfe_of(recipe, forecast(recipe))
+    assert found.theta_shared == pytest.approx(shared)
+    levels = 2 if {"objective.times=2", "objective.skip=1"} & set(words) else 3
+    assert found.theta == pytest.approx(levels * 4 / 12)
+
+
 def test_images_that_are_left_out_are_no_evaluations_with_gradients() -> None:
     def theta(*words: str, name: str = "diffusion_nft") -> float:
         recipe = load_image_recipe(name, ["select=[{name: extremes, keep: 3}]", "rollout.group=12", *words])

@@ -21,6 +21,7 @@ from typing import Literal
 
 from ...configs.load import load_image_recipe
 from ...configs.schema import Recipe
+from ...parts.traits import trained
 from ...training.planning import forecast, nfe_of
 from ..claims.evidence import final, score_at
 from ..claims.results import Result, Settings, find
@@ -143,10 +144,15 @@ def race_recipe(entry: Entry, settings: Settings) -> Recipe:
 
 
 def compute_of(recipe: Recipe) -> float:
-    """The compute of an iteration as it is planned. Passes for a reference or an old policy are not in it."""
+    """The compute of an iteration as it is planned. Passes for a reference or an old policy are not in it.
+
+    Each noised image counts, also where the images of a prompt are one state at pure noise: the released codes evaluate
+    each of them, and the lengths of runs should not change when this package learns to share a state.
+    """
     expected = forecast(recipe)
     nfe = nfe_of(recipe, expected)
-    passes = recipe.optimizer.epochs * GRADIENT_UNITS * nfe.theta_shared
+    states = nfe.theta if trained(recipe) == "images" else nfe.theta_shared
+    passes = recipe.optimizer.epochs * GRADIENT_UNITS * states
     return recipe.rollout.prompts * max(counts.images for counts in expected.counts) * (nfe.old_shared + passes)
 
 

@@ -70,8 +70,9 @@ class ForwardObjective(Unmeasured):
             out.
         draw: `any`: the levels of a rollout are drawn without further order. `ranges`: the levels are divided into
             `times` ranges of equal size, and one level of each range is drawn, as in the code of AWM.
-        noise: `prompt`: the images of a prompt share their noise, as in DGPO's code. `image`: each image has noise of
-            its own, as in the code of DiffusionNFT and AWM.
+        noise: `prompt`: the images of a prompt share their noise, as in DGPO's code. At pure noise they are then one
+            state, which is evaluated once. `image`: each image has noise of its own, as in the code of DiffusionNFT
+            and AWM.
     """
 
     trains = "images"
@@ -124,8 +125,8 @@ class ForwardObjective(Unmeasured):
         """Batches of whole groups, each at one of the drawn noise levels; without the images that no loss needs."""
         low, high = experience.part(part)
         owner = experience.rollout.leaf_prompt
-        count = max(self.policy.batch // self.recipe.rollout.group, 1)
         for step in self._steps(experience):
+            count = max(self.policy.batch // (1 if self._one_state(experience, step) else self.recipe.rollout.group), 1)
             for first in range(low, high, count):
                 leaves = ((owner >= first) & (owner < min(first + count, high))).nonzero().flatten()
                 if keep is not None and self.apart:
@@ -205,10 +206,20 @@ class ForwardObjective(Unmeasured):
         sigma = experience.plan.sigmas[batch.step]
         return x0, noise, ((1.0 - sigma) * x0.float() + sigma * noise).to(x0.dtype)
 
+    def _one_state(self, experience: Experience, step: int) -> bool:
+        """Whether all images of a prompt are the same state at a noise level: their common noise, and nothing else."""
+        return self.noise == "prompt" and experience.plan.sigmas[step] == 1.0
+
     def _velocity(self, experience: Experience, batch: _Images, x: Tensor) -> Tensor:
         self.policy.bind(experience.plan)
+        velocity = self.policy.velocity_of(experience.prompts)
         owners = experience.rollout.leaf_prompt[batch.leaves].tolist()
-        return self.policy.velocity_of(experience.prompts)(x, batch.step, owners)
+        if not self._one_state(experience, batch.step):
+            return velocity(x, batch.step, owners)
+        prompts = sorted(set(owners))
+        first = [owners.index(prompt) for prompt in prompts]
+        found = velocity(x[first], batch.step, prompts)
+        return found[[prompts.index(owner) for owner in owners]]
 
     def _old(self, experience: Experience, batch: _Images, x: Tensor, velocity: Tensor) -> Tensor:
         before = self._before.get((batch.step, int(batch.leaves[0])))
