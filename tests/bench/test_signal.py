@@ -77,7 +77,11 @@ def test_the_gradient_is_of_the_images_that_the_selection_keeps(tmp_path: Path) 
     small = ["rollout.prompts=2", "rollout.group=2", "sampler.steps=3", "penalties=[]"]
     recipes = {
         name: load_image_recipe("default", [*small, f"select={chosen}"])
-        for name, chosen in (("all", "[]"), ("both", "[{name: extremes, keep: 2}]"), ("best", "[{name: best, keep: 1}]"))
+        for name, chosen in (
+            ("all", "[]"),
+            ("both", "[{name: extremes, keep: 2}]"),
+            ("best", "[{name: best, keep: 1}]"),
+        )
     }
     found = {
         name: signal(recipe, tmp_path / name, str, batches=3)["steps"]["noised images"]["plain"]

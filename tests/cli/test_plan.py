@@ -66,9 +66,10 @@ def test_a_model_without_known_shapes_has_its_counts_and_no_estimate():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("default",), "at most 4 of 12, each at 2 of 3 noise levels"),
+        (("default",), "at most 4 of 12, each at all 3 noise levels"),
+        (("default", "objective.times=2"), "at most 4 of 12, each at 2 of 3 noise levels"),
         (("dgpo",), "all 12, each at 4 of 5 noise levels"),
-        (("default", "optimizer.epochs=2", "objective.times=3"), "all 12, each at all 3 noise levels"),
+        (("default", "optimizer.epochs=2"), "all 12, each at all 3 noise levels"),
     ],
 )
 def test_a_loss_of_images_has_a_line_for_them_and_no_columns_of_trained_steps(words: tuple[str, ...], said: str):
