@@ -247,19 +247,6 @@ def test_at_pure_noise_the_images_of_a_prompt_are_one_state(noise, random_pipeli
         torch.testing.assert_close(found[name], each[name], rtol=1e-3, atol=1e-7)
 
 
-def test_a_call_at_pure_noise_takes_as_many_states_as_any_other(random_pipeline, tmp_path) -> None:
-    trainer = trainer_of("awm", random_pipeline, tmp_path / "run", "objective.noise=prompt", "objective.skip=0")
-    trainer.task.policy.batch = 3
-    _, e = trainer.collect(0)
-    objective = trainer.objective
-    assert isinstance(objective, ForwardObjective)
-    sizes: dict[int, list[int]] = {}
-    objective.times = None
-    for batch in objective.batches(e, 0, None):
-        sizes.setdefault(batch.step, []).append(len(batch.leaves))
-    assert sizes == {0: [6], 1: [3, 3], 2: [3, 3]}
-
-
 def test_what_is_not_kept_has_no_gradient_and_no_share(random_pipeline, tmp_path) -> None:
     trainer = trainer_of("mixgrpo", random_pipeline, tmp_path / "run")
     _, e = trainer.collect(0)

@@ -125,8 +125,8 @@ class ForwardObjective(Unmeasured):
         """Batches of whole groups, each at one of the drawn noise levels; without the images that no loss needs."""
         low, high = experience.part(part)
         owner = experience.rollout.leaf_prompt
+        count = max(self.policy.batch // self.recipe.rollout.group, 1)
         for step in self._steps(experience):
-            count = max(self.policy.batch // (1 if self._one_state(experience, step) else self.recipe.rollout.group), 1)
             for first in range(low, high, count):
                 leaves = ((owner >= first) & (owner < min(first + count, high))).nonzero().flatten()
                 if keep is not None and self.apart:
