@@ -172,11 +172,14 @@ def test_gpus_share_prompts_and_wait_for_the_busiest_in_each_optimizer_step(gpus
 
 
 def test_a_loss_of_the_forward_process_evaluates_images_at_its_noise_levels():
-    found = of(
-        sampler={"plan": "ode"}, objective={"name": "forward", "times": 2},
-    )  # fmt: skip
+    def training(**objective: Any) -> float:
+        return of(sampler={"plan": "ode"}, objective={"name": "forward", "times": 2, **objective}).flops["training"]
+
     cost = model_of(recipe().model).evaluation
-    assert found.flops["training"] == pytest.approx(8 * 3 * 2 * (cost.forward + cost.backward))
+    gradient = cost.forward + cost.backward
+    assert training(noise="image") == training(skip=1) == pytest.approx(8 * 3 * 2 * gradient)
+    # Half of the iterations have pure noise, which is one state for the three images of a prompt.
+    assert training() == pytest.approx(8 * (3 * 2 - (3 - 1) / 2) * gradient)
 
 
 def test_more_peak_is_less_time_and_the_same_memory():
