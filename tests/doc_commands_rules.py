@@ -262,6 +262,10 @@ def _bench(reader: Reader, words: list[str], example: Example) -> list[str] | No
         reader.patch.setitem(bench.MEASUREMENTS, name, partial(interruption, kills=1))
         small = ["run.iterations=2", "run.checkpoint_every=1", "evaluate.prompts=1", "run.seed=158"]
         return [*words, *TINY_ROLLOUT, TINY_WINDOW, *small]
+    if name == "signal" and "default" in words:
+        # This recipe has no window.
+        reader.patch.setattr("flowgrpo.bench.signal.signal.__defaults__", (3,))
+        return [*words, *TINY_ROLLOUT, "evaluate.prompts=2"]
     if name == "shared-prefix":
         small_one = partial(bench_text.shared_prefix, sizes=SMALL_TEXT)
         reader.patch.setitem(bench_text.TEXT_MEASUREMENTS, name, small_one)
