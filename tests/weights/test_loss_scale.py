@@ -92,7 +92,7 @@ def test_small_gradients_are_those_of_float32(exact: tuple[str, Tensor], size: f
 
 
 def test_without_the_scale_they_would_be_lost() -> None:
-    """The sizes of these tests are small enough for float16 to lose digits."""
+    """The numbers in these tests are so small that float16 loses their digits."""
     wanted = weights_of("lora", torch.float32)
     wanted.backward(loss_of(wanted, 1e-6))
     weights = weights_of("lora", torch.float16)
