@@ -16,6 +16,7 @@ from .past_groups import PastGroups
 from .replay import Replay
 from .reward_schedule import RewardSchedule
 from .shaping import Shaping
+from .shuffle import Shuffle
 from .teacher import Teacher
 from .tightening import Tightening
 from .uncertainty import Uncertainty
@@ -42,5 +43,6 @@ EXTENSIONS: dict[str, type[Extension]] = {
     "meta_judge": MetaJudge,
     "past_groups": PastGroups,
     "tightening": Tightening,
+    "shuffle": Shuffle,
 }
 """The extensions of the package, by their names in recipes."""
