@@ -26,13 +26,13 @@ def _scores_whole_samples(recipe: Any, choice: Choice) -> list[str]:
 
 @needs(once, one_round("moves scores among the samples of a prompt"), _scores_whole_samples)
 class Shuffle(Extension):
-    """Gives each sample the scores of another, random sample of its group: a control.
+    """Deals the scores of each group out to its samples at random: a control.
 
     What a run still gains with it comes from the loss, the selection or the sampler, and not from the rewards. Language
     models gained on benchmarks with random rewards (Shao et al., "Spurious Rewards", 2506.10947). All scores of a
-    sample move together, so every group keeps its scores, and only their order says nothing. Evaluations have the true
-    scores. Metrics and the gallery have the moved ones for training samples. Extensions that come before it see the
-    true scores. Forms and budgets that ask the rewards themselves see them, too.
+    sample move together, and every group keeps its scores. So only which sample has which scores is left to chance.
+    Evaluations have the true scores. Metrics and the gallery have the moved ones for training samples. Extensions that
+    come before it see the true scores. Forms and budgets that ask the rewards themselves see them, too.
 
     The draws depend on the run seed, the iteration and the place of the prompt in it.
     """
