@@ -1,7 +1,9 @@
-"""Prints what LoRA costs in the type of its base and in float32: `python tests/adapter_speed.py [--repeats N]`.
+"""Prints what LoRA costs, in the type of its base, in float32 and as peft has it: `python tests/adapter_speed.py`.
 
-A transformer of Stable Diffusion 3 of middle size with random weights in bfloat16 is called without an adapter and with
-both adapters, by turns. An iteration is ten calls without gradients, nine with a backward pass, and an AdamW step.
+A transformer of Stable Diffusion 3 of middle size with random weights is called without an adapter and with each form
+of adapter, by turns. "base" and "float32" are the values of `model.lora.compute`, and "peft" is "base" with the layers
+of peft as they are. An iteration is ten calls without gradients, nine with a backward pass, and an AdamW step. With
+`--dtype float32` the base is in float32, so "float32" is the same as "base".
 """
 
 from __future__ import annotations
@@ -15,41 +17,55 @@ from typing import Any
 
 import torch
 from diffusers import SD3Transformer2DModel
+from peft.tuners.lora import Linear
 
 from flowgrpo.weights.lora import LoraSpec
+from flowgrpo.weights.lora_layer import AddingLora
 from flowgrpo.weights.precision import cast_base
 from flowgrpo.weights.trained import TrainedWeights
 
 Work = Callable[[], None]
+FORMS = ("none", "float32", "base", "peft")
 
 
-def subject(compute: str | None, width: int, layers: int) -> tuple[Any, TrainedWeights | None]:
-    """The transformer, with an adapter that computes in this type; without an adapter if `compute` is None."""
+def subject(form: str, asked: argparse.Namespace, dtype: torch.dtype) -> tuple[Any, TrainedWeights | None]:
+    """The transformer, with this form of adapter."""
+    width, head = asked.width, min(64, asked.width // 4)
     with torch.random.fork_rng(devices=[]):
         torch.random.default_generator.manual_seed(0)
         module = SD3Transformer2DModel(
-            sample_size=32, patch_size=2, in_channels=16, out_channels=16, num_layers=layers, attention_head_dim=64,
-            num_attention_heads=width // 64, joint_attention_dim=width, caption_projection_dim=width,
-            pooled_projection_dim=width, pos_embed_max_size=32,
+            sample_size=32, patch_size=2, in_channels=16, out_channels=16, num_layers=asked.layers,
+            attention_head_dim=head, num_attention_heads=width // head, joint_attention_dim=width,
+            caption_projection_dim=width, pooled_projection_dim=width, pos_embed_max_size=32,
         )  # fmt: skip
     pipe: Any = SimpleNamespace(components={"transformer": module}, transformer=module)
-    cast_base(pipe, torch.bfloat16)
-    if compute is None:
+    cast_base(pipe, dtype)
+    if form == "none":
         module.requires_grad_(False)
         return module, None
-    weights = TrainedWeights.lora(pipe, LoraSpec(compute=compute), seed=0)  # type: ignore[arg-type]
+    weights = TrainedWeights.lora(pipe, LoraSpec(compute="float32" if form == "float32" else "base"), seed=0)
+    if form == "peft":
+        for layer in module.modules():
+            if isinstance(layer, AddingLora):
+                layer.__class__ = Linear
     return module, weights
 
 
-def works(compute: str | None, width: int, layers: int, batch: int) -> dict[str, Work]:
-    """What is timed for one adapter, by name."""
-    module, weights = subject(compute, width, layers)
+def works(form: str, asked: argparse.Namespace, dtype: torch.dtype) -> dict[str, Work]:
+    """What is timed for one form of adapter, by name."""
+    module, weights = subject(form, asked, dtype)
+    batch, width, side = asked.batch, asked.width, asked.side
     generator = torch.Generator().manual_seed(0)
 
     def drawn(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator).bfloat16()
+        return torch.randn(shape, generator=generator).to(dtype)
 
-    given = (drawn(batch, 16, 32, 32), drawn(batch, 77, width), drawn(batch, width), torch.full((batch,), 500.0))
+    given = (
+        drawn(batch, 16, side, side),
+        drawn(batch, asked.words, width),
+        drawn(batch, width),
+        torch.full((batch,), 500.0),
+    )
 
     @torch.no_grad()
     def forward() -> None:
@@ -77,22 +93,25 @@ def works(compute: str | None, width: int, layers: int, batch: int) -> dict[str,
 def main(words: Sequence[str] | None = None) -> None:
     """Time all works by turns and print medians and ratios."""
     parser = argparse.ArgumentParser(description=__doc__)
-    for name, value in {"width": 512, "layers": 4, "batch": 4, "repeats": 5}.items():
+    for name, value in {"width": 512, "layers": 4, "batch": 4, "side": 32, "words": 77, "repeats": 5}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     asked = parser.parse_args(words)
-    made = {c or "none": works(c, asked.width, asked.layers, asked.batch) for c in (None, "float32", "base")}
+    dtype = getattr(torch, asked.dtype)
+    made = {form: works(form, asked, dtype) for form in FORMS}
     seconds: dict[tuple[str, str], list[float]] = {}
     for turn in range(asked.repeats + 1):
-        for compute, named in made.items():
+        for form, named in made.items():
             for name, work in named.items():
                 began = time.perf_counter()
                 work()
                 if turn:  # the first turn warms up
-                    seconds.setdefault((name, compute), []).append(time.perf_counter() - began)
+                    seconds.setdefault((name, form), []).append(time.perf_counter() - began)
     for name in made["base"]:
-        middle = {compute: median(seconds[name, compute]) for compute in made if (name, compute) in seconds}
-        listed = ", ".join(f"{compute} {value:.3f} s" for compute, value in middle.items())
-        print(f"{name}: {listed}; base / float32 {middle['base'] / middle['float32']:.3f}")
+        middle = {form: median(seconds[name, form]) for form in made if (name, form) in seconds}
+        listed = ", ".join(f"{form} {value:.3f} s" for form, value in middle.items())
+        ratios = ", ".join(f"base / {form} {middle['base'] / middle[form]:.3f}" for form in middle if form != "base")
+        print(f"{name}: {listed}; {ratios}")
 
 
 if __name__ == "__main__":

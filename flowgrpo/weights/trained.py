@@ -24,6 +24,7 @@ from .averages import Ema
 from .borrowing import exchanging, replaced
 from .collective import Lockstep
 from .lora import LoraSpec, computing_dtype, target_layers
+from .lora_layer import add_in_place
 from .loss_scale import LossScale, in_float16
 from .masters import Masters
 from .pieces import cut_as, whole
@@ -144,6 +145,7 @@ class TrainedWeights:
         for module in modules.values():
             for layer in module.modules():
                 if isinstance(layer, BaseTunerLayer):
+                    add_in_place(layer)
                     dtype = computing_dtype(layer, spec)
                     for parameter in layer.parameters():
                         if parameter.requires_grad:
