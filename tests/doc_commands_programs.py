@@ -297,6 +297,8 @@ def _run_python(reader: Reader, example: Example) -> None:
     for node in ast.walk(ast.parse(example.text)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("runs/"):
             reader.put_run(node.value)
+            if node.value.endswith("/pipeline"):  # of a run of full weights; the run that is put there trained a LoRA
+                reader.put_model(node.value)
     if example.file is not None:
         (reader.home / example.file).write_text(example.text, encoding="utf-8")
     exec(code, {"__name__": "example"} if example.file is not None else reader.names)

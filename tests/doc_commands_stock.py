@@ -65,7 +65,7 @@ def make_stock(folder: Path) -> Stock:
     """Make the stock: train the runs, and vote on the pictures."""
     stock = Stock(folder / "pictures", folder / "text", make_checkout(folder / "checkout"))
     rewards = "evaluate.rewards=[{name: gold}, {name: proxy}]"
-    flowgrpo("train", "default", *SMALL, *LENGTH, *ASKED, rewards, "--out", str(stock.pictures))
+    flowgrpo("train", "default", "model.train=lora", *SMALL, *LENGTH, *ASKED, rewards, "--out", str(stock.pictures))
     flowgrpo("train", "text", *SMALL, *LENGTH, "generation.max_tokens=4", "--out", str(stock.text))
     _let_one_cheat(RunFolder(stock.pictures).index)
     runs = read_runs([stock.pictures])

@@ -85,6 +85,26 @@ def over(below: Any, above: Any) -> Any:
     return merge(below, above)
 
 
+def refuse_idle_lora(place: str, above: Mapping[str, Any], merged: Mapping[str, Any]) -> None:
+    """Refuse settings of a LoRA that a layer gives, where a layer below says that all weights are trained.
+
+    Args:
+        place: the file or the override that gives them, for the message.
+        above: the keys of the layer.
+        merged: the recipe with the layer.
+
+    Raises:
+        RecipeError: the settings would have no effect.
+    """
+    own, model = above.get("model"), merged.get("model")
+    given = isinstance(own, Mapping) and bool(own.get("lora")) and "train" not in own
+    if given and isinstance(model, Mapping) and model.get("train") == "full":
+        raise RecipeError(
+            f"{place}: model.lora has no effect, because the recipe trains all weights (model.train: full); write "
+            "model.train: lora beside it, and a learning rate for a LoRA, usually ten times higher"
+        )
+
+
 @cache
 def recipe_lines() -> dict[str, str]:
     """Recipes that come with the package: name -> first comment line of the file."""
@@ -114,8 +134,9 @@ def layers(source: str, derived: tuple[str, ...] = ()) -> tuple[str, dict[str, A
     data = _parse(name, text)
     published, base = data.pop("published", None), data.pop("base", None)
     if base is not None:
-        base = _base(name, base, derived)
-        data = merge(layers(base, (*derived, name))[1], data)
+        below = layers(_base(name, base, derived), (*derived, name))[1]
+        refuse_idle_lora(name, data, merged := merge(below, data))
+        data = merged
     if layer:
         data = merge(data, _published(name, published))
     return name, data

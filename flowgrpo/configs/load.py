@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from ..parts.choice import Of, fields_at, owners, plain
 from ..parts.kinds import KINDS
 from ..parts.section import Section
-from .layers import RecipeError, layers, over, recipe_lines
+from .layers import RecipeError, layers, over, recipe_lines, refuse_idle_lora
 from .schema import SCHEMAS, AnyRecipe, Recipe
 from .trust import check_acts, config_file, trust_acts
 from .yaml_text import Dumper, kind_of, parse_yaml_value
@@ -66,8 +66,12 @@ def load_recipe(source: str | Path | None = None, overrides: Iterable[str] = (),
             check_acts(file, data, rewards)
         except ValueError as error:
             raise RecipeError(str(error)) from None
-    for assignment in overrides:
+    given = list(overrides)
+    for assignment in given:
         _assign(data, assignment)
+    lora = next((word for word in given if word.startswith("model.lora")), None)
+    if lora is not None and not any(word.startswith("model.train=") for word in given):
+        refuse_idle_lora(f"override {lora!r}", {"model": {"lora": lora}}, data)
     return recipe_of_keys(name, data)
 
 

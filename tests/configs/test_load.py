@@ -259,6 +259,23 @@ def test_a_published_section_builds_on_that_of_another_recipe(tmp_path: Path) ->
         load_recipe(f"{upper}@published")
 
 
+def test_settings_of_a_lora_that_nothing_trains_are_refused(tmp_path: Path) -> None:
+    assert load_recipe("default").model.train == "full"
+    for words in (["model.lora.rank=4"], ["model.lora={alpha: 4}"]):
+        with pytest.raises(RecipeError, match=r"override 'model\.lora.* no effect.*write model\.train: lora"):
+            load_recipe("default", words)
+    assert load_recipe("default", ["model.lora.rank=4", "model.train=lora"]).model.lora.rank == 4
+    assert load_recipe("mixgrpo", ["model.lora.rank=4"]).model.lora.rank == 4
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("base: default\nmodel: {lora: {rank: 4}}\n")
+    with pytest.raises(RecipeError, match=r"mine\.yaml: model\.lora has no effect"):
+        load_recipe(mine)
+    mine.write_text("base: default\nmodel: {train: lora, lora: {rank: 4}}\n")
+    assert load_recipe(mine).model.lora.rank == 4
+    mine.write_text(dump_recipe(load_recipe("default")))  # a run's own recipe names everything
+    assert load_recipe(mine) == load_recipe("default").model_copy(update={"name": load_recipe(mine).name})
+
+
 def test_a_refused_recipe_has_the_keys_of_its_faults():
     keys = {"rewards": [{"name": "gold"}], "optimizer": {"betas": 3}, "sampler": {"kernel": {"eta": "x"}}}
     with pytest.raises(RecipeError, match="mine:") as caught:

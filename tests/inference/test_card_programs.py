@@ -55,7 +55,7 @@ def without_the_adapter(pipe: DiffusionPipeline, like: Image.Image, **call: Any)
 
 
 def test_of_a_lora_of_the_embedded_pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = trained("default", tmp_path / "run", *IMAGES)
+    run = trained("default", tmp_path / "run", *IMAGES, "model.train=lora")
     names = performed(run / "lora", monkeypatch)
     saved = Image.open(run / "lora" / "sample.png")
     assert saved.tobytes() == names["sample"].tobytes()
@@ -64,7 +64,7 @@ def test_of_a_lora_of_the_embedded_pipeline(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_of_a_lora_of_a_folder(random_pipeline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = [f"model.path={random_pipeline}", *IMAGES, "objective.times=1"]
+    words = [f"model.path={random_pipeline}", *IMAGES, "objective.times=1", "model.train=lora"]
     run = trained("default", tmp_path / "run", *words)
     card = (run / "lora" / CARD).read_text()
     assert 'BASE = "pipeline"  # the folder of the base model' in card
@@ -74,7 +74,7 @@ def test_of_a_lora_of_a_folder(random_pipeline: Path, tmp_path: Path, monkeypatc
 
 
 def test_of_a_whole_pipeline(random_pipeline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = [f"model.path={random_pipeline}", *IMAGES, "model.train=full", "optimizer.learning_rate=0.001"]
+    words = [f"model.path={random_pipeline}", *IMAGES, "optimizer.learning_rate=0.001"]
     run = trained("default", tmp_path / "run", *words)
     names = performed(run / "pipeline", monkeypatch)
     assert Image.open(run / "pipeline" / "sample.png").size == names["sample"].size == (64, 64)

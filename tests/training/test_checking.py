@@ -37,8 +37,8 @@ def test_what_is_needed_is_a_fault_of_a_run():
 @pytest.mark.parametrize(
     ("name", "words", "noted"),
     [
-        ("default", ["model.train=full"], True),
-        ("default", ["model.train=full", "optimizer.learning_rate=2e-4"], False),
+        ("default", ["optimizer.learning_rate=1e-3"], True),
+        ("default", ["optimizer.learning_rate=1e-3", "model.train=lora"], False),
         ("default", [], False),
         ("text_digits", [], False),  # trains an untrained model
     ],

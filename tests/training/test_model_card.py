@@ -95,7 +95,8 @@ def test_a_score_of_a_strange_run_does_no_harm(mean: Any) -> None:
 
 def test_the_table_says_what_was_trained() -> None:
     recipe = images(
-        "model.path=owner/model", "model.dtype=bfloat16", "model.lora={rank: 8, alpha: 24}", "run.seed=7",
+        "model.path=owner/model", "model.dtype=bfloat16", "model.train=lora", "model.lora={rank: 8, alpha: 24}",
+        "run.seed=7",
         "rewards=[{name: gold, options: {dense: true}, label: dense}, {name: jpeg_compressibility, weight: 0.1}]",
         "rollout={prompts: 6, group: 12}", "optimizer={learning_rate: 2e-4, updates: 3, epochs: 2, ema: null}",
         "optimizer.schedule=constant",
@@ -172,7 +173,8 @@ def test_a_folder_that_looks_like_a_name_on_the_hub_is_a_folder(
 def test_no_folder_of_the_machine_is_named(kind: str) -> None:
     recipe = images(
         f"model.path={SECRET}/sd3", f"data={{train: {SECRET}/train.txt, heldout: {SECRET}/heldout.txt}}",
-        f"rewards=[{{name: '{SECRET}/mine.py:taste'}}]", f"model.lora.start={SECRET}/old/lora.safetensors",
+        f"rewards=[{{name: '{SECRET}/mine.py:taste'}}]", "model.train=lora",
+        f"model.lora.start={SECRET}/old/lora.safetensors",
         f"evaluate.rewards=[{{name: '{SECRET}/mine.py:taste'}}]",
     )  # fmt: skip
     facts = CardFacts(kind, 1, call={"negative_prompt": f"not {SECRET}", "image": f"{SECRET}/a.png", "height": 64})

@@ -82,7 +82,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 def test_every_image_has_its_size_and_the_ratio_is_exactly_1(tmp_path: Path, words: list[str], recipe: str):
     more = ["sampler.plan.window=null"] if recipe != "mixgrpo_flash_guard" else []
     words = [word for word in words if not (more and word.startswith("sampler"))]
-    once = ["optimizer.updates=1"] if recipe == "default" else []
+    once = ["optimizer.updates=1", "model.train=lora"] if recipe == "default" else []
     run = trained(tmp_path / "run", recipe, words, written(tmp_path, SIZES), *once)
     records = lines(run, "samples/index.jsonl")
     assert {record["phase"] for record in records} == {"train", "eval"}
