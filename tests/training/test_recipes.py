@@ -43,7 +43,8 @@ def test_a_recipe_trains_from_ratios_of_exactly_one(name: str, random_pipeline: 
         recipe, recipe.sampler.sigmas or [1 - k / recipe.sampler.steps for k in range(recipe.sampler.steps + 1)]
     )
     assert lines[0]["evaluations"] == 2 * plan(0).counts().evaluations
-    assert (tmp_path / "run" / "lora" / "pytorch_lora_weights.safetensors").is_file()
+    result = {"lora": "lora/pytorch_lora_weights.safetensors", "full": "pipeline/model_index.json"}[recipe.model.train]
+    assert (tmp_path / "run" / result).is_file()
 
 
 def test_most_recipes_have_published_settings() -> None:
