@@ -37,6 +37,9 @@ from .text.answer_objective import tried
 HIGHEST_FULL_RATE = 2e-4
 """On the embedded model, full weights learn at 1e-4; at the LoRA's 1e-3 ten iterations ruin it."""
 
+HIGHEST_OWN_RATE = 5e-5
+"""Published recipes train all weights of large models at about 1e-5."""
+
 MOST_ENCODED = 50_000
 """Number of prompts that can be encoded before a run without a word."""
 
@@ -179,15 +182,25 @@ def call_faults(folder: Path, parameters: Parameters, call: Any, place: str = "m
 
 
 def _rate(found: Checked) -> None:
-    """Note a learning rate for a LoRA in a run that trains all weights, because such a run soon ruins its model."""
+    """Note a learning rate that is too high for a run of all weights, because such a run soon ruins its model."""
     recipe = found.recipe
     rate = recipe.optimizer.learning_rate
-    if isinstance(recipe, Recipe) and recipe.model.train == "full" and rate > HIGHEST_FULL_RATE:
+    if not isinstance(recipe, Recipe) or recipe.model.train != "full":
+        return
+    if rate > HIGHEST_FULL_RATE:
         text = (
             f"model.train is full and moves every weight, but optimizer.learning_rate {rate:g} is a rate for a LoRA; "
             "begin with 1e-5 to 1e-4"
         )
-        found.findings.append(Fault("note", text, "optimizer.learning_rate"))
+    elif rate > HIGHEST_OWN_RATE and recipe.model.path != "scenes":
+        text = (
+            f"this run trains all weights of {recipe.model.path}, and optimizer.learning_rate {rate:g} suits the small "
+            "model of the package; a large model needs about 1e-5, or a LoRA, which also takes less memory: write "
+            "model.train=lora and optimizer.learning_rate=3e-4"
+        )
+    else:
+        return
+    found.findings.append(Fault("note", text, "optimizer.learning_rate"))
 
 
 def _combinations(found: Checked) -> None:

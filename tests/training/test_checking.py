@@ -48,6 +48,17 @@ def test_a_rate_for_a_lora_is_noted_for_full_weights(name: str, words: list[str]
     assert any("optimizer.learning_rate 0.001 is a rate for a LoRA" in note for note in notes) == noted
 
 
+@pytest.mark.parametrize(
+    ("words", "noted"),
+    [([], True), (["optimizer.learning_rate=1e-5"], False), (["model.train=lora"], False)],
+)
+def test_the_rate_of_the_small_model_is_noted_for_all_weights_of_another(
+    words: list[str], noted: bool, random_pipeline: Path
+) -> None:
+    notes = check(load_recipe("default", [f"model.path={random_pipeline}", *words])).texts("note")
+    assert any(f"all weights of {random_pipeline}" in note and "model.train=lora" in note for note in notes) == noted
+
+
 ABOUT_PICTURES = ["rewards=[{name: jpeg_compressibility}]", "rollout.prompts=1"]
 
 
