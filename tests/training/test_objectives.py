@@ -1,6 +1,8 @@
 """Forms of the objective on the real loop: ratios of 1 before an update, gradients that add, masks that are obeyed."""
 
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -151,8 +153,35 @@ def test_several_updates_keep_the_policy_that_sampled(random_pipeline, tmp_path)
     trainer.update(e, torch.linspace(-1, 1, len(e.rollout.parent)))
     with torch.no_grad():
         now = objective._velocity(e, batch, x)
-    assert torch.equal(objective._old(e, batch, x, now), sampled)
+    assert torch.equal(objective._old(e, batch, now), sampled)
     assert not torch.equal(now, sampled)
+
+
+def test_other_weights_are_exchanged_once_for_an_optimizer_step(random_pipeline, tmp_path, monkeypatch) -> None:
+    """An exchange moves all trained weights, so there must not be one for each batch."""
+    more = ("model.train=full", "rollout.batch=3", "objective.old={decay: 0.9, every: 1}", "objective.times=3")
+    far = "penalties=[{name: trust_region, weight: 3.0, radius: 0.2}]"
+    trainer = trainer_of("diffusion_nft", random_pipeline, tmp_path / "run", *more, far)
+    _, e = trainer.collect(0)
+    assert len(list(trainer.objective.batches(e, 0, None))) == 6
+    entered = Counter()
+
+    def counting(name: str, weights: Any) -> Any:
+        def entering() -> Any:
+            entered[name] += 1
+            return weights()
+
+        return entering
+
+    objective, policy = trainer.objective, trainer.objective.policy
+    monkeypatch.setattr(objective, "old", counting("old", objective.old))
+    monkeypatch.setattr(policy, "reference", counting("reference", policy.reference))
+    trainer.update(e, torch.linspace(-1, 1, len(e.rollout.parent)))
+    assert entered == {"old": 1, "reference": 1}
+    trainer.objective.backward(
+        e, next(objective.batches(e, 0, None)), torch.ones(len(e.rollout.parent)), None, torch.tensor(1.0)
+    )
+    assert entered == {"old": 2, "reference": 2}  # the predictions of before the update are not used again
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -37,6 +37,14 @@ class _Images:
 
     leaves: Tensor
     step: int
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """The noise level, and the first image: they tell a batch from the others of an optimizer step."""
+        return self.step, int(self.leaves[0])
+
+
+_Predictions = dict[tuple[int, int], Tensor]
 
 
 def _leaves_a_level(recipe: Any, choice: Choice) -> list[str]:
@@ -104,18 +112,38 @@ class ForwardObjective(Unmeasured):
         function = getattr(loss, "func", loss)
         self.apart = not self.several and not compares_all(function)
         self.has_ratio = not getattr(function, "no_ratio", False)
-        self._before: dict[tuple[int, int], Tensor] = {}
+        self._before: _Predictions = {}
+        self._of_old: _Predictions = {}
+        self._of_reference: _Predictions = {}
+        self._measured: Experience | None = None
 
     def prepare(self, experience: Experience) -> None:
         """Keep the predictions of the policy before it moves, if the rollout has several updates."""
         self._before = {}
-        if not self.several:
-            return
-        with torch.no_grad(), self.old() if self.old is not None else nullcontext():
-            for part in range(experience.updates):
-                for batch in self.batches(experience, part, None):
-                    x = self._noised(experience, batch)[2]
-                    self._before[batch.step, int(batch.leaves[0])] = self._velocity(experience, batch, x)
+        if self.several:
+            whole = [batch for part in range(experience.updates) for batch in self.batches(experience, part, None)]
+            self._before = self._predictions(experience, whole, self.old or nullcontext)
+
+    def measure(self, experience: Experience, part: int, advantages: Tensor, keep: Tensor | None) -> None:
+        """Make the predictions of the old policy and of the reference, with one exchange of the weights for each.
+
+        An exchange moves all trained weights, which may be a whole model. So there is not one for each batch.
+        """
+        batches = list(self.batches(experience, part, keep))
+        self._measured, self._of_old, self._of_reference = experience, {}, {}
+        if self.old is not None and not self.several:
+            self._of_old = self._predictions(experience, batches, self.old)
+        if self.compares:
+            self._of_reference = self._predictions(experience, batches, self.policy.reference)
+
+    @torch.no_grad()
+    def _predictions(
+        self, experience: Experience, batches: Sequence[_Images], weights: Callable[[], AbstractContextManager[None]]
+    ) -> _Predictions:
+        with weights():
+            return {
+                batch.key: self._velocity(experience, batch, self._noised(experience, batch)[2]) for batch in batches
+            }
 
     def rows(self, experience: Experience, part: int, keep: Tensor | None) -> int:
         """How many pairs of an image and a noise level one part has."""
@@ -163,8 +191,8 @@ class ForwardObjective(Unmeasured):
         velocity = self._velocity(experience, batch, x)
         return Noised(
             velocity=velocity,
-            old=self._old(experience, batch, x, velocity),
-            reference=self._reference(experience, batch, x) if self.compares else None,
+            old=self._old(experience, batch, velocity),
+            reference=self._reference(experience, batch) if self.compares else None,
             x0=x0,
             noise=noise,
             sigma=experience.plan.sigmas[batch.step],
@@ -221,18 +249,22 @@ class ForwardObjective(Unmeasured):
         found = velocity(x[first], batch.step, prompts)
         return found[[prompts.index(owner) for owner in owners]]
 
-    def _old(self, experience: Experience, batch: _Images, x: Tensor, velocity: Tensor) -> Tensor:
-        before = self._before.get((batch.step, int(batch.leaves[0])))
-        if before is not None:
-            return before
-        if self.old is None:
-            return velocity.detach()
-        with torch.no_grad(), self.old():
-            return self._velocity(experience, batch, x)
+    def _old(self, experience: Experience, batch: _Images, velocity: Tensor) -> Tensor:
+        if batch.key in self._before:
+            return self._before[batch.key]
+        return velocity.detach() if self.old is None else self._once(self._of_old, experience, batch, self.old)
 
-    def _reference(self, experience: Experience, batch: _Images, x: Tensor) -> Tensor:
-        with torch.no_grad(), self.policy.reference():
-            return self._velocity(experience, batch, x)
+    def _reference(self, experience: Experience, batch: _Images) -> Tensor:
+        return self._once(self._of_reference, experience, batch, self.policy.reference)
+
+    def _once(
+        self, made: _Predictions, experience: Experience, batch: _Images,
+        weights: Callable[[], AbstractContextManager[None]],
+    ) -> Tensor:  # fmt: skip
+        """A prediction that `measure` made. It is used once, because the weights move afterwards."""
+        if self._measured is experience and batch.key in made:
+            return made.pop(batch.key)
+        return self._predictions(experience, [batch], weights)[batch.key]
 
 
 def draw_levels(steps: range, times: int | None, draw: str, generator: torch.Generator) -> list[int]:
