@@ -39,7 +39,7 @@ On the command line, keys are set by their dotted names, entries of lists by the
 names. Values are read as YAML.
 
 ```sh
-flowgrpo train default optimizer.learning_rate=1e-4 rewards.0.options.dense=false "optimizer.betas=[0.9, 0.99]"
+flowgrpo train default optimizer.learning_rate=5e-5 rewards.0.options.dense=false "optimizer.betas=[0.9, 0.99]"
 ```
 
 `flowgrpo plan RECIPE [KEY=VALUE]...` takes the same words. It loads no model. It prints what a run would do: images,

@@ -176,6 +176,7 @@ def _print_counts(recipe: Recipe | MaskedRecipe) -> None:
         f"{expected.optimizer_steps} optimizer step(s) an iteration, {expected.on_policy_steps} of them strictly "
         "on-policy"
     )
+    say(_trained(recipe))
     if (line := budget_line(recipe)) is not None:
         say(f"samples come {line}; the other numbers leave rounds out")
     high, nats = clip_bounds(recipe, None)
@@ -191,6 +192,12 @@ def _print_counts(recipe: Recipe | MaskedRecipe) -> None:
         say(f"trained edges: {line}")
     for warning in expected.warnings:
         say(f"note: {warning}")
+
+
+def _trained(recipe: AnyRecipe) -> str:
+    lora = recipe.model.lora
+    what = "all weights" if recipe.model.train == "full" else f"a LoRA of rank {lora.rank}, alpha {lora.alpha:g}"
+    return f"trains {what}, with a learning rate of {recipe.optimizer.learning_rate:g}"
 
 
 def _print_windows(recipe: Recipe | MaskedRecipe, expected: Forecast) -> None:
@@ -282,6 +289,7 @@ def _plan_text(recipe: TextRecipe) -> None:
     if (line := budget_line(recipe)) is not None:
         say(f"samples come {line}; the other numbers leave rounds out")
     say(f"{optimizer.updates * optimizer.epochs} optimizer step(s) an iteration, 1 of them strictly on-policy")
+    say(_trained(recipe))
     say(f"at most {texts * longest:,} tokens sampled an iteration, and scored {optimizer.epochs} time(s)")
     for found in (search_line(recipe), parts_line(recipe)):
         if found is not None:

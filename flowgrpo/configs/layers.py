@@ -101,7 +101,8 @@ def refuse_idle_lora(place: str, above: Mapping[str, Any], merged: Mapping[str, 
     if given and isinstance(model, Mapping) and model.get("train") == "full":
         raise RecipeError(
             f"{place}: model.lora has no effect, because the recipe trains all weights (model.train: full); write "
-            "model.train: lora beside it, and a learning rate for a LoRA, usually ten times higher"
+            "model.train: lora beside it, and a learning rate for a LoRA, usually ten times higher. A run that begins "
+            "with the result of a run of all weights has model.path: RUN/pipeline"
         )
 
 

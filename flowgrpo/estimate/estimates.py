@@ -67,6 +67,7 @@ class Estimate:
         quick: FLOPs of a quick evaluation.
         iterations, evaluations, quick_evaluations: their numbers. A quick evaluation within another one costs nothing.
         prompts_known: whether the numbers of prompts come from the files or from published files of the same name.
+        full: whether all weights are trained.
     """
 
     gpu: Gpu
@@ -84,6 +85,7 @@ class Estimate:
     evaluations: int
     quick_evaluations: int
     prompts_known: bool
+    full: bool
 
     @property
     def peak(self) -> int:
@@ -165,6 +167,7 @@ def estimate(
         evaluations=math.ceil(recipe.run.iterations / settings.every) + 1 if heldout else 0,
         quick_evaluations=_quick_alone(recipe) if few else 0,
         prompts_known=known and heldout_known,
+        full=recipe.model.train == "full",
     )
 
 
@@ -252,11 +255,18 @@ def table(found: Estimate) -> list[str]:
     ]
     if found.peak > found.gpu.gib * GIB:
         largest = max(found.resting, key=lambda name: found.resting[name], default="")
-        mend = (
-            "the embeddings of all prompts take most of it; write model.release_text_encoders: false"
-            if largest == "prompt embeddings"
-            else "use a smaller rollout.batch or more GPUs"
-        )
+        if largest == "prompt embeddings":
+            mend = "the embeddings of all prompts take most of it; write model.release_text_encoders: false"
+        elif (
+            found.full and found.sharding is None and (rest := sum(found.resting.values()) / GIB) > 0.8 * found.gpu.gib
+        ):
+            # The weights and what belongs to them do not become smaller with the batch, nor with more GPUs alone.
+            mend = (
+                f"the weights and their copies take {rest:.0f} GiB at any batch; share them out among GPUs with "
+                "--gpus N --sharding fsdp2, or write model.train: lora and a learning rate for a LoRA"
+            )
+        else:
+            mend = "use a smaller rollout.batch or more GPUs"
         lines.append(f"  note: this is more memory than the GPU has; {mend}")
     if not found.prompts_known:
         lines.append(f"  note: a prompt file that does not exist was counted as {UNKNOWN_PROMPTS:,} prompts")

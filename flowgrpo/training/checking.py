@@ -40,6 +40,9 @@ HIGHEST_FULL_RATE = 2e-4
 HIGHEST_OWN_RATE = 5e-5
 """Published recipes train all weights of large models at about 1e-5."""
 
+SMALL_MODEL = 2**28
+"""Bytes of weight files: below them a model is taken for one of the size of the embedded pipeline, 11 MB."""
+
 MOST_ENCODED = 50_000
 """Number of prompts that can be encoded before a run without a word."""
 
@@ -192,7 +195,7 @@ def _rate(found: Checked) -> None:
             f"model.train is full and moves every weight, but optimizer.learning_rate {rate:g} is a rate for a LoRA; "
             "begin with 1e-5 to 1e-4"
         )
-    elif rate > HIGHEST_OWN_RATE and recipe.model.path != "scenes":
+    elif rate > HIGHEST_OWN_RATE and not _is_small(found.folder):
         text = (
             f"this run trains all weights of {recipe.model.path}, and optimizer.learning_rate {rate:g} suits the small "
             "model of the package; a large model needs about 1e-5, or a LoRA, which also takes less memory: write "
@@ -201,6 +204,11 @@ def _rate(found: Checked) -> None:
     else:
         return
     found.findings.append(Fault("note", text, "optimizer.learning_rate"))
+
+
+def _is_small(folder: str) -> bool:
+    files = [file for ending in ("safetensors", "bin") for file in Path(folder).rglob(f"*.{ending}")] if folder else []
+    return 0 < sum(file.stat().st_size for file in files) < SMALL_MODEL
 
 
 def _combinations(found: Checked) -> None:

@@ -17,6 +17,7 @@ from ..text.model_folder import check_language_folder
 from ..weights.json_files import read_json_object
 from ..weights.pipeline_folders import check_pipeline_folder, from_hub
 from ..weights.saving import left_out
+from .folder.leftovers import RESULTS
 
 if TYPE_CHECKING:
     # This imports the libraries of models, and a recipe is checked without them.
@@ -59,6 +60,14 @@ def _folder_or_id(path: str, index: str, whole: str, what: str, embedded: str) -
     """The path of a model, if it is a folder with its index, or can be a hub id."""
     folder = Path(path)
     if path and folder.is_dir() and not (folder / index).exists():
+        result = next((folder / name for name in RESULTS if (folder / name / index).exists()), None)
+        if result is not None and (folder / "config.yaml").is_file():
+            raise ValueError(f"model.path {path!r} is a run; give its result, {str(result)!r}")
+        if (folder / "config.yaml").is_file() and (folder / "lora").is_dir():
+            raise ValueError(
+                f"model.path {path!r} is a run of a LoRA; give the model that it was trained on, and "
+                f"model.lora.start: {path}"
+            )
         raise ValueError(f"model.path {path!r} holds no {index}; give the folder of {whole}")
     if folder.is_file():
         raise ValueError(

@@ -78,9 +78,15 @@ def _files(path: Path) -> list[Path]:
     check_links(path)
     if (path / "config.yaml").is_file():
         if not (path / "lora").is_dir():
+            whole = next((path / name for name in ("pipeline", "model") if (path / name).is_dir()), None)
+            if whole is not None:
+                raise ValueError(
+                    f"{path} is a run that trained all weights; begin with its result: model.path: {whole}"
+                )
             raise ValueError(
-                f"{path} is a run without `lora`: it is not finished, or it trained all weights. Write a checkpoint of "
-                f"a LoRA with `flowgrpo export {path} --checkpoint latest --out FOLDER`, and name the folder"
+                f"{path} is a run without `lora`: it is not finished, or it trained all weights. Write a checkpoint "
+                f"with `flowgrpo export {path} --checkpoint latest --out FOLDER`. Then give a LoRA as "
+                "model.lora.start, and a whole model as model.path"
             )
         path = path / "lora"
     for stem in STEMS:

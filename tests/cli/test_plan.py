@@ -66,6 +66,19 @@ def test_a_model_without_known_shapes_has_its_counts_and_no_estimate():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (("default",), "trains all weights, with a learning rate of 0.0001"),
+        (("grpo_guard", "model.lora.rank=8"), "trains a LoRA of rank 8, alpha 32, with a learning rate of"),
+        (("text",), "trains all weights, with a learning rate of 0.00035"),
+        (("default+flux_dev",), "trains a LoRA of rank 64, alpha 128, with a learning rate of 0.0003"),
+    ],
+)
+def test_the_plan_says_what_is_trained(words: tuple[str, ...], said: str):
+    assert said in plan(*words)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
         (("default",), "at most 4 of 12, each at all 3 noise levels"),
         (("default", "objective.times=2"), "at most 4 of 12, each at 2 of 3 noise levels"),
         (("dgpo",), "all 12, each at 4 of 5 noise levels"),

@@ -1,6 +1,7 @@
 """Estimates of memory and time, on the embedded pipeline's shapes: by hand, and what each setting changes."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -231,7 +232,16 @@ def test_a_gpu_is_known_by_the_name_that_its_driver_gives(device: str, key: str 
 
 def test_what_does_not_fit_is_noted():
     crowded = table(of(rollout={"batch": 10_000_000}))
-    assert any("more memory than the GPU has" in line for line in crowded)
+    assert any("use a smaller rollout.batch or more GPUs" in line for line in crowded)
+
+
+def test_weights_that_do_not_fit_need_shards_and_not_a_smaller_batch():
+    """More GPUs alone do not help: each of them holds all weights."""
+    found = of(model={"train": "full"})
+    small = replace(GPUS["h100"], gib=sum(found.resting.values()) / GIB)
+    [note] = [line for line in table(replace(found, gpu=small)) if "more memory than the GPU has" in line]
+    assert "--sharding fsdp2" in note
+    assert "rollout.batch" not in note
 
 
 @pytest.mark.parametrize(

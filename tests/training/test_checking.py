@@ -49,12 +49,18 @@ def test_a_rate_for_a_lora_is_noted_for_full_weights(name: str, words: list[str]
 
 
 @pytest.mark.parametrize(
-    ("words", "noted"),
-    [([], True), (["optimizer.learning_rate=1e-5"], False), (["model.train=lora"], False)],
+    ("words", "small", "noted"),
+    [
+        ([], 1, True),
+        ([], checking.SMALL_MODEL, False),
+        (["optimizer.learning_rate=1e-5"], 1, False),
+        (["model.train=lora"], 1, False),
+    ],
 )
-def test_the_rate_of_the_small_model_is_noted_for_all_weights_of_another(
-    words: list[str], noted: bool, random_pipeline: Path
+def test_the_rate_of_the_small_model_is_noted_for_all_weights_of_a_larger_one(
+    words: list[str], small: int, noted: bool, random_pipeline: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(checking, "SMALL_MODEL", small)
     notes = check(load_recipe("default", [f"model.path={random_pipeline}", *words])).texts("note")
     assert any(f"all weights of {random_pipeline}" in note and "model.train=lora" in note for note in notes) == noted
 

@@ -252,6 +252,9 @@ def test_what_is_no_lora_at_all_is_refused(tmp_path: Path, plain: Path) -> None:
     ):
         with pytest.raises(ValueError, match=said):
             read_start(str(tmp_path / path))
+    (tmp_path / "run" / "pipeline").mkdir()
+    with pytest.raises(ValueError, match=r"trained all weights; begin with its result: model\.path: .*pipeline"):
+        read_start(str(tmp_path / "run"))
     (tmp_path / "run" / "lora").symlink_to(plain.parent)
     with pytest.raises(ValueError, match="links that lead out of it"):
         read_start(str(tmp_path / "run"))

@@ -169,6 +169,16 @@ def test_a_folder_that_looks_like_a_name_on_the_hub_is_a_folder(
     assert base_model("models/sd3") == ("sd3", False)
 
 
+def test_the_result_of_a_run_has_the_name_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "first" / "pipeline").mkdir(parents=True)
+    result = tmp_path / "first" / "pipeline"
+    assert base_model(str(result)) == ("pipeline", False)
+    (tmp_path / "first" / "config.yaml").write_text("name: first\n")
+    assert base_model(str(result)) == base_model(f"{result}/") == ("first/pipeline", False)
+    monkeypatch.chdir(tmp_path / "first")
+    assert base_model("pipeline") == ("first/pipeline", False)
+
+
 @pytest.mark.parametrize("kind", ["lora", "pipeline"])
 def test_no_folder_of_the_machine_is_named(kind: str) -> None:
     recipe = images(

@@ -20,6 +20,7 @@ from ...configs.schema import AnyRecipe, MaskedRecipe, Recipe
 from ...configs.yaml_text import Dumper
 from .card_snippets import snippet
 from .files import write_text
+from .leftovers import RESULTS
 
 CARD = "README.md"
 FORMER = "README.before.md"
@@ -98,7 +99,10 @@ def base_model(path: str) -> tuple[str, bool]:
     with suppress(OSError):
         if _HUB_ID.fullmatch(path) and not path.startswith(".") and not Path(path).exists():
             return path, True
-    return last_part(path), False
+    name, folder = last_part(path), Path(path)
+    # Every run calls its result `pipeline` or `model`, so the name of the run tells more.
+    run = name in RESULTS and (folder.parent / "config.yaml").is_file()
+    return f"{folder.absolute().parent.name}/{name}" if run else name, False
 
 
 def last_part(path: str) -> str:
