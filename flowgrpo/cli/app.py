@@ -22,6 +22,7 @@ from .allocator import keep_freed_memory
 from .convert import convert
 from .export import export
 from .gallery import gallery
+from .openmp import sleep_soon
 from .output import console, is_first, output_file, output_folder, refuse_idle, say, timed_report
 from .parts import parts
 from .pipelines import pipelines_app
@@ -366,6 +367,7 @@ def build_masked_command(
 def main() -> None:
     """Entry point: an error that a user can mend is printed as one message, without a traceback."""
     keep_freed_memory()
+    sleep_soon()
     try:
         app()
     except Exception as error:
