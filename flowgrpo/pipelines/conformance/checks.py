@@ -267,7 +267,7 @@ def lora(subject: Subject) -> str:
     plain = subject.fresh()
     by = _load_adapter(plain, folder, list(weights.modules))
     theirs = _distance(subject, plain, expected)
-    if subject.dtype is torch.float32 and not theirs <= _rounding(subject):
+    if subject.dtype is torch.float32 and not theirs <= _library_rounding(subject):
         raise Failure(f"the prediction differs after {by} (relative error {theirs:.1e})")
     for module in trainable_modules(plain).values():
         for layer in module.modules():
@@ -351,9 +351,13 @@ def _same_prediction(subject: Subject, plain: object, expected: Tensor, by: str)
     Some CPU libraries round differently if a weight has another address in memory.
     """
     error = _distance(subject, plain, expected)
-    if not error <= min(_rounding(subject), 64 * torch.finfo(subject.dtype).eps):
+    if not error <= _library_rounding(subject):
         raise Failure(f"the prediction differs after {by} (relative error {error:.1e})")
     return "same prediction" if error == 0.0 else f"same prediction to rounding ({error:.1e})"
+
+
+def _library_rounding(subject: Subject) -> float:
+    return min(_rounding(subject), 64 * torch.finfo(subject.dtype).eps)
 
 
 def _distance(subject: Subject, pipe: object, expected: Tensor) -> float:
