@@ -22,7 +22,7 @@ from .allocator import keep_freed_memory
 from .convert import convert
 from .export import export
 from .gallery import gallery
-from .openmp import sleep_soon
+from .openmp import few_threads, sleep_soon
 from .output import console, is_first, output_file, output_folder, refuse_idle, say, timed_report
 from .parts import parts
 from .pipelines import pipelines_app
@@ -368,6 +368,7 @@ def main() -> None:
     """Entry point: an error that a user can mend is printed as one message, without a traceback."""
     keep_freed_memory()
     sleep_soon()
+    few_threads()
     try:
         app()
     except Exception as error:

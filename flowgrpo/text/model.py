@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..weights.lora import LoraSpec
 from ..weights.pipeline_folders import from_hub
-from ..weights.saving import ADAPTER_FILE, PEFT_PREFIX, new_folder, put_adapter, save_adapter
+from ..weights.saving import ADAPTER_FILE, PEFT_PREFIX, put_adapter, save_adapter
 from ..weights.trained import ADAPTER, TrainedWeights
 from .model_folder import check_language_folder
 from .positions import room_of
@@ -175,12 +175,14 @@ class LanguageWeights(TrainedWeights):
         Raises:
             ValueError: if the folder exists and `overwrite` is off.
         """
-        with new_folder(folder, overwrite=overwrite) as target, self.exact():
-            if self.kind == "lora":
-                save_adapter(self.pipe.model, ADAPTER, target)
-            else:
-                self.pipe.model.save_pretrained(target)
-            self.pipe.tokenizer.save_pretrained(target)
+        super().save(folder, overwrite=overwrite)
+
+    def _write(self, folder: Path) -> None:
+        if self.kind == "lora":
+            save_adapter(self.pipe.model, ADAPTER, folder)
+        else:
+            self.pipe.model.save_pretrained(folder)
+        self.pipe.tokenizer.save_pretrained(folder)
 
     def load_lora(self, folder: str | Path) -> None:
         """Load the adapter that `save` wrote, exact to the last bit."""

@@ -28,13 +28,15 @@ __all__ = [
     "put_adapter",
     "save_adapter",
     "save_lora",
+    "save_modules",
     "save_pipeline",
+    "untrained_parts",
 ]
 
 ADAPTER_FILE = "adapter_model.safetensors"  # peft's name
 PEFT_PREFIX = "base_model.model."
 _LORA_STEM = "pytorch_lora_weights"
-_OUR_NOTE = "flowgrpo.json"
+_INDEX, _OUR_NOTE = "model_index.json", "flowgrpo.json"
 
 
 def local_folder(path: str) -> str:
@@ -53,7 +55,7 @@ def local_folder(path: str) -> str:
 
 def left_out(path: str) -> dict[str, None]:
     """Components that a pipeline folder leaves out, as arguments of `from_pretrained`; empty for a hub id."""
-    index = Path(path) / "model_index.json"
+    index = Path(path) / _INDEX
     parts = read_json_object(index) if index.is_file() else {}
     return {name: None for name, value in parts.items() if value == [None, None]}
 
@@ -188,6 +190,7 @@ def save_pipeline(
     *,
     had: Mapping[str, type],
     source: str | Path | None = None,
+    kept: Path | None = None,
 ) -> None:
     """Write a complete pipeline folder with the trained modules in it.
 
@@ -199,6 +202,8 @@ def save_pipeline(
         source: folder from which the pipeline was loaded. Every untrained component is copied from there, and a
             component that is left out there stays left out. Without a source, untrained components come from the
             pipeline.
+        kept: folder of `save_modules`, from which the trained modules are copied. Without it, they are written as they
+            are now. It needs a source.
 
     Raises:
         ValueError: `source` is not a complete pipeline folder, or there is no source and components were released.
@@ -213,14 +218,34 @@ def save_pipeline(
             )
         pipe.save_pretrained(folder)
         return
-    _copy_untrained(Path(source), folder, set(modules), type(pipe))
+    source = Path(source)
+    names = untrained_parts(source, set(modules), type(pipe))
+    # A file beside the index may hold the pipeline's own class, and our note has the recommended call. Repositories may
+    # have further large files; these stay behind.
+    for file in (source / _INDEX, source / _OUR_NOTE, *sorted(source.glob("*.py"))):
+        if file.is_file():
+            shutil.copyfile(file, folder / file.name)
+    if kept is None:
+        save_modules(modules, folder)
+    copies = dict.fromkeys(names, source) | ({} if kept is None else dict.fromkeys(modules, kept))
+    for name, place in copies.items():
+        # `copyfile` copies neither the modes of the source, which may be read-only, nor the links of a download cache.
+        shutil.copytree(place / name, folder / name, copy_function=shutil.copyfile)
+
+
+def save_modules(modules: Mapping[str, nn.Module], folder: Path) -> None:
+    """Write trained modules, each into a folder of its name."""
     for name, module in modules.items():
         module.save_pretrained(folder / name)
 
 
-def _copy_untrained(source: Path, folder: Path, trained: set[str], kind: type) -> None:
-    """Copy the index and the components that it lists. Repositories may have further large files; these stay behind."""
-    index = source / "model_index.json"
+def untrained_parts(source: Path, trained: set[str], kind: type) -> list[str]:
+    """Names of the components that a pipeline folder lists, but for the trained ones.
+
+    Raises:
+        ValueError: the folder is not a complete pipeline folder, or it does not list a trained component.
+    """
+    index = source / _INDEX
     if not index.is_file():
         raise ValueError(f"{source} has no model_index.json; give a local pipeline folder as `source`")
     entries = {name for name, entry in parts_of(read_json_object(index), kind).items() if is_part(entry)}
@@ -233,13 +258,7 @@ def _copy_untrained(source: Path, folder: Path, trained: set[str], kind: type) -
         raise ValueError(
             f"{source} lacks {', '.join(absent)}, which its model_index.json lists; complete the folder first"
         )
-    # A file beside the index may hold the pipeline's own class, and our note has the recommended call.
-    for file in (index, source / _OUR_NOTE, *sorted(source.glob("*.py"))):
-        if file.is_file():
-            shutil.copyfile(file, folder / file.name)
-    for name in kept:
-        # `copyfile` copies neither the modes of the source, which may be read-only, nor the links of a download cache.
-        shutil.copytree(source / name, folder / name, copy_function=shutil.copyfile)
+    return kept
 
 
 def _flush(folder: Path) -> None:

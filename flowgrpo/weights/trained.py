@@ -7,6 +7,7 @@ Results are written in diffusers' own formats (`saving.py`). `averages.py` has m
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -30,7 +31,7 @@ from .masters import Masters
 from .pieces import cut_as, whole
 from .pipeline_classes import adapter_of
 from .precision import cast_base
-from .saving import load_lora, new_folder, save_lora, save_pipeline
+from .saving import load_lora, new_folder, save_lora, save_modules, save_pipeline, untrained_parts
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -384,10 +385,46 @@ class TrainedWeights:
                 is no source and components have been released (`pipe.text_encoder = None`).
         """
         with new_folder(folder, overwrite=overwrite) as target, self.exact():
-            if self.kind == "lora":
-                save_lora(self.pipe, self.modules, ADAPTER, target)
+            self._write(target)
+
+    def _write(self, folder: Path) -> None:
+        if self.kind == "lora":
+            save_lora(self.pipe, self.modules, ADAPTER, folder)
+        else:
+            save_pipeline(self.pipe, self.modules, folder, had=self._had, source=self.source)
+
+    def keep(self, folder: str | Path) -> None:
+        """Write what `save` would write now, for `save_kept`, but without the components that the source has.
+
+        An existing folder is replaced.
+
+        Raises:
+            ValueError: as in `save`.
+        """
+        with new_folder(folder, overwrite=True) as target, self.exact():
+            if self._completed_by is None:
+                self._write(target)
             else:
-                save_pipeline(self.pipe, self.modules, target, had=self._had, source=self.source)
+                untrained_parts(self._completed_by, set(self.modules), type(self.pipe))  # refused before it is needed
+                save_modules(self.modules, target)
+
+    def save_kept(self, kept: str | Path, folder: str | Path) -> None:
+        """Write the folder that `save` would have written when `keep` was called. An existing folder is replaced.
+
+        Raises:
+            ValueError: as in `save`.
+        """
+        with new_folder(folder, overwrite=True) as target:
+            if self._completed_by is None:
+                shutil.copytree(kept, target, dirs_exist_ok=True)
+            else:
+                whole = {"source": self._completed_by, "kept": Path(kept)}
+                save_pipeline(self.pipe, self.modules, target, had=self._had, **whole)
+
+    @property
+    def _completed_by(self) -> Path | None:
+        """The folder that has the untrained components; None if the trained weights are written without others."""
+        return None if self.kind == "lora" or self.source is None else Path(self.source)
 
     def load_lora(self, folder: str | Path) -> None:
         """Load the adapter that `save` wrote, to the last bit. Plain diffusers would round it to the base's dtype.

@@ -29,9 +29,13 @@ class Folder:
         self.reporter = SimpleNamespace(note=self.notes.append)
         self.weights = 0
 
-    def save_results(self, name: str, average: Any) -> None:
+    def keep_results(self, name: str, average: Any) -> None:
         (self.run.path / name).mkdir(exist_ok=True)
         (self.run.path / name / "weights").write_text(str(self.weights))
+
+    def save_kept(self, kept: str, name: str) -> None:
+        (self.run.path / name).mkdir(exist_ok=True)
+        (self.run.path / name / "weights").write_text((self.run.path / kept / "weights").read_text())
 
 
 @pytest.fixture

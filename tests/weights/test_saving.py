@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import DiffusionPipeline, StableDiffusion3Pipeline, WanPipeline
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from flowgrpo.pipelines.prompt_cache import PromptCache
@@ -149,6 +150,46 @@ def test_components_that_the_source_leaves_out_stay_left_out(tmp_path: Path) -> 
         "flowgrpo.json", "model_index.json", "scheduler", "text_encoder", "text_encoder_2", "tokenizer",
         "tokenizer_2", "transformer", "vae",
     }  # fmt: skip
+
+
+def files(folder: Path) -> dict[str, object]:
+    """Contents by name; tensors as lists, because the order of the metadata before them is random."""
+    tensors = {path: load_file(path) for path in folder.rglob("*.safetensors")}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        if path not in tensors
+        else {name: tensor.tolist() for name, tensor in tensors[path].items()}
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.mark.parametrize("case", ["two experts", "without a source", "lora"])
+def test_weights_that_were_kept_are_saved_later_as_they_were(case: str, tmp_path: Path) -> None:
+    two_experts().save_pretrained(tmp_path / "base")
+    pipe = WanPipeline.from_pretrained(tmp_path / "base")
+    if case == "lora":
+        weights = TrainedWeights.lora(pipe, SPEC, seed=0)
+    else:
+        weights = TrainedWeights.full(pipe, source=tmp_path / "base" if case == "two experts" else None)
+    for _ in range(2):  # the second time, what was kept the first time is replaced
+        perturb(weights)
+        weights.keep(tmp_path / "kept")
+    weights.save(tmp_path / "at-once")
+    if case == "two experts":
+        assert {path.name for path in (tmp_path / "kept").iterdir()} == {"transformer", "transformer_2"}
+    perturb(weights)
+    weights.save_kept(tmp_path / "kept", tmp_path / "later")
+    assert files(tmp_path / "later") == files(tmp_path / "at-once")
+
+
+def test_weights_of_a_source_that_is_not_complete_are_not_even_kept(tmp_path: Path) -> None:
+    TINY["sd3"]().save_pretrained(tmp_path / "base")
+    weights = TrainedWeights.full(DiffusionPipeline.from_pretrained(tmp_path / "base"), source=tmp_path / "base")
+    (tmp_path / "base" / "vae").rename(tmp_path / "base" / "moved")
+    with pytest.raises(ValueError, match="lacks vae"):
+        weights.keep(tmp_path / "kept")
+    assert not (tmp_path / "kept").exists()
 
 
 def test_what_cannot_be_made_complete_is_refused(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,8 +13,7 @@ from typing import Any
 from ...configs.sections import HeldOutConfig
 from ...intake.json_text import parse_json
 from ...weights.averages import Ema
-from ...weights.saving import new_folder
-from .files import write_text, writing
+from .files import write_text
 from .keeping import Keeper
 from .leftovers import BEST
 
@@ -102,7 +100,7 @@ class BestWeights:
             return
         if self.mark is not None and iteration != self.mark.iteration and not self._better(score, self.mark.score):
             return
-        self.keeper.save_results(BEST, average)
+        self.keeper.keep_results(BEST, average)
         self.mark = Mark(iteration, score, self.measure)
         if self.keeper.accelerator.is_main_process:
             write_text(self._file, json.dumps(vars(self.mark), ensure_ascii=False) + "\n")
@@ -119,16 +117,11 @@ class BestWeights:
         """
         if self.mark is None:
             return False
-        if self.keeper.accelerator.is_main_process:
-            path = self.keeper.run.path / name
-            with writing(path), new_folder(path, overwrite=True) as target:
-                shutil.copytree(self._folder, target, dirs_exist_ok=True)
-            if self.mark.iteration != done:
-                extreme = "lowest" if self.lower else "highest"
-                self.keeper.reporter.note(
-                    f"{name} has the weights after {self.mark.iteration} of {done} iterations, whose {self.reward} on "
-                    f"held-out prompts was the {extreme} ({self.mark.score:.4g}). `evaluate.results=last` takes the "
-                    "last"
-                )
-        self.keeper.accelerator.wait_for_everyone()
+        self.keeper.save_kept(BEST, name)
+        if self.keeper.accelerator.is_main_process and self.mark.iteration != done:
+            extreme = "lowest" if self.lower else "highest"
+            self.keeper.reporter.note(
+                f"{name} has the weights after {self.mark.iteration} of {done} iterations, whose {self.reward} on "
+                f"held-out prompts was the {extreme} ({self.mark.score:.4g}). `evaluate.results=last` takes the last"
+            )
         return True

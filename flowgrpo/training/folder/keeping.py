@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 
 from accelerate import Accelerator
 
@@ -137,11 +138,25 @@ class Keeper:
 
     def save_results(self, name: str, average: Ema | None) -> None:
         """Write the trained weights, or their average, into a folder of the run. Every process must call it."""
+        self._save(name, average, partial(self.weights.save, overwrite=True))
+
+    def keep_results(self, name: str, average: Ema | None) -> None:
+        """Write what `save_kept` makes the results of, in the same way."""
+        self._save(name, average, self.weights.keep)
+
+    def save_kept(self, kept: str, name: str) -> None:
+        """Write the results that were kept in a folder of the run into another. Every process must call it."""
+        if self.accelerator.is_main_process:
+            with writing(self.run.path / name):
+                self.weights.save_kept(self.run.path / kept, self.run.path / name)
+        self.accelerator.wait_for_everyone()
+
+    def _save(self, name: str, average: Ema | None, save: Callable[[Path], None]) -> None:
         if self.accelerator.is_main_process or self.weights.shards is not None:
             with average.applied() if average else nullcontext(), self.weights.in_one_place():
                 if self.accelerator.is_main_process:
                     with writing(self.run.path / name):
-                        self.weights.save(self.run.path / name, overwrite=True)
+                        save(self.run.path / name)
         self.accelerator.wait_for_everyone()
 
     def write(self, iteration: int, kept: Mapping[str, Written] | None = None) -> None:
