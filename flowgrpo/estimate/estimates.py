@@ -15,6 +15,7 @@ from ..training.distributed.processes import Processes
 from ..training.planning import Forecast, forecast, nfe_of, search_passes
 from ..training.session import kept_prompts
 from . import UTILISATION
+from .disk import on_disk
 from .memory import SHARDING, Shares, passing, resting, waiting
 from .models import Model, model_of
 
@@ -62,6 +63,7 @@ class Estimate:
         passing: memory of phases that follow one another, by name, in bytes.
         start: bytes while the prompts are encoded, before the first iteration.
         waiting: host memory for this GPU, by name, in bytes.
+        disk: room in the run folder, by name, in bytes.
         flops: FLOPs of an iteration, by phase, on the GPU with the most work.
         evaluation: FLOPs of an evaluation on the held-out prompts.
         quick: FLOPs of a quick evaluation.
@@ -78,6 +80,7 @@ class Estimate:
     passing: dict[str, int]
     start: int
     waiting: dict[str, int]
+    disk: dict[str, int]
     flops: dict[str, float]
     evaluation: float
     quick: float
@@ -160,6 +163,7 @@ def estimate(
         passing=passing(recipe, model, shares),
         start=stays["denoiser"] + stays.get("VAE", 0) + model.encoders + stays["LoRA"] + cached,
         waiting=waits,
+        disk=on_disk(recipe, model, heldout),
         flops=_flops(recipe, model, expected, share, _turns(recipe, gpus)),
         evaluation=math.ceil(heldout / gpus) * settings.seeds * image,
         quick=math.ceil(few / gpus) * settings.seeds * image,
@@ -246,6 +250,8 @@ def table(found: Estimate) -> list[str]:
         f"    {'while encoding':<{width}}  {found.start / GIB:8.2f}",
         f"    {'most at once':<{width}}  {found.peak / GIB:8.2f}  of {found.gpu.gib:g}",
         *(f"    {f'{name} (in host memory)':<{width}}  {size / GIB:8.2f}" for name, size in found.waiting.items()),
+        "  room on the disk, in GiB, without samples and gallery:",
+        *(f"    {f'{name}/':<{width}}  {size / GIB:8.2f}" for name, size in found.disk.items() if size),
         f"  time, at an assumed {found.utilisation:.0%} of {found.gpu.tflops:g} TFLOP/s:",
         *(f"    {name:<{width}}  {duration(found.seconds(flops)):>8}" for name, flops in found.flops.items()),
         f"    {'iteration':<{width}}  {duration(found.iteration_seconds):>8}",

@@ -52,6 +52,11 @@ def _share(numbers: int, processes: int) -> int:
     return 4 * math.ceil(numbers / processes)
 
 
+def averages_of(recipe: Recipe) -> int:
+    """How many averages of the trained weights a run keeps."""
+    return sum(average is not None for average in (recipe.optimizer.ema, recipe.reference, recipe.objective.get("old")))
+
+
 def resting(recipe: Recipe, model: Model, expected: Forecast, share: int, shares: Shares) -> dict[str, int]:
     """Bytes that stay in use from one iteration to the next, and the bytes of a rollout's states, by name.
 
@@ -62,8 +67,7 @@ def resting(recipe: Recipe, model: Model, expected: Forecast, share: int, shares
         share: number of prompts of a process.
         shares: how trained weights and their optimizer are distributed.
     """
-    settings, objective, lora = recipe.optimizer, recipe.objective, recipe.model.train == "lora"
-    averages = sum(average is not None for average in (settings.ema, recipe.reference, objective.get("old")))
+    lora = recipe.model.train == "lora"
     weights, part = _share(model.trained, shares.weights), _share(model.trained, shares.optimizer)
     gradients = part
     if shares.name is None and shares.processes > 1:
@@ -85,7 +89,7 @@ def resting(recipe: Recipe, model: Model, expected: Forecast, share: int, shares
         "LoRA": weights + 2 * model.rounded if lora else 0,
         "gradients": gradients,
         "optimizer": (2 + copies) * part,
-        "averages": averages * weights,
+        "averages": averages_of(recipe) * weights,
         "reference": 0 if lora or not keeps_base(recipe) else weights if sharded else own,
         "rollout states": share * model.elements * states,
     }

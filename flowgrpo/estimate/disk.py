@@ -1,0 +1,31 @@
+"""Estimates of the room that a run needs on its disk; docs/estimates.md explains the method."""
+
+from __future__ import annotations
+
+import math
+
+from ..configs.schema import Recipe
+from .memory import averages_of
+from .models import Model
+
+
+def on_disk(recipe: Recipe, model: Model, heldout: int) -> dict[str, int]:
+    """Bytes of what a run writes, by name, at the moment when each takes most; samples and gallery are not counted.
+
+    Args:
+        recipe: of images or videos.
+        model: the recipe's pipeline.
+        heldout: number of held-out prompts.
+    """
+    settings, full = recipe.run, recipe.model.train == "full"
+    # Weights, the two moments of AdamW, and the averages, all in float32.
+    checkpoint = 4 * model.trained * (3 + averages_of(recipe))
+    written = math.ceil(settings.iterations / settings.checkpoint_every)
+    if settings.checkpoint_minutes is not None:
+        written = settings.iterations  # as many as there can be
+    # The oldest checkpoint is dropped when the new one is complete.
+    most = checkpoint * min(written, settings.keep + 1)
+    trained = model.denoiser if full else 4 * model.trained
+    best = 2 * trained if heldout and recipe.evaluate.results == "best" else 0
+    result = model.denoiser + model.vae + model.encoders if full else trained
+    return {"checkpoints": most, "best": best, "pipeline" if full else "lora": result}
