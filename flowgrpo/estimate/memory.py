@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ..configs.schema import Recipe
 from ..parts.traits import keeps_base
 from ..training.planning import Forecast
+from ..training.updating import one_average
 from .models import Model
 
 BUCKET = 500_000_000
@@ -54,7 +55,9 @@ def _share(numbers: int, processes: int) -> int:
 
 def averages_of(recipe: Recipe) -> int:
     """How many averages of the trained weights a run keeps."""
-    return sum(average is not None for average in (recipe.optimizer.ema, recipe.reference, recipe.objective.get("old")))
+    saved, old = recipe.optimizer.ema, recipe.objective.get("old")
+    asked = (saved, recipe.reference, None if one_average(saved, old) else old)
+    return sum(average is not None for average in asked)
 
 
 def resting(recipe: Recipe, model: Model, expected: Forecast, share: int, shares: Shares) -> dict[str, int]:

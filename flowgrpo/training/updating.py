@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..configs.schema import AnyRecipe
-from ..configs.sections import OptimizerConfig
+from ..configs.sections import EmaConfig, OptimizerConfig
 from ..core.diagnostics import COLUMNS
 from ..weights.averages import Ema
 from ..weights.pieces import cut_optimizer_state, is_cut, wholes
@@ -167,9 +167,22 @@ def require_finite(norm: Tensor) -> None:
         )
 
 
+def one_average(saved: EmaConfig | None, old: EmaConfig | None) -> bool:
+    """Whether the average that is saved is also the sampling policy, because both follow the weights in the same way.
+
+    A run never has both in the weights at once: evaluations take the one, and rollouts and losses the other.
+    """
+    return saved is not None and saved == old
+
+
 def averages_of(recipe: AnyRecipe, task: Task) -> dict[str, Ema]:
-    """The averages of the trained weights that the recipe asks for, by name. `ema` is the average that is saved."""
+    """The averages of the trained weights that the recipe asks for, by name. `ema` is the average that is saved.
+
+    There is no average `old` if it would equal `ema`: then `ema` is the sampling policy too.
+    """
     wanted = {"ema": recipe.optimizer.ema, **task.followers()}
+    if one_average(wanted["ema"], wanted.get("old")):
+        del wanted["old"]
     return {
         name: Ema(task.weights, decay=chosen.decay, every=chosen.every, rise=chosen.rise)
         for name, chosen in wanted.items()

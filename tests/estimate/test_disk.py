@@ -59,8 +59,10 @@ def test_a_run_takes_the_room_of_its_estimate(words: list[str], result: str, tmp
 def test_as_many_checkpoints_as_there_are_at_once(words: list[str], times: int) -> None:
     recipe = load_image_recipe("default", ["run.checkpoint_minutes=null", *words])
     model = model_of(recipe.model)
-    # Weights, two moments, and two averages.
-    assert on_disk(recipe, model, 2)["checkpoints"] == times * 20 * model.trained
+    # Weights, two moments, and the average that is saved and samples.
+    assert on_disk(recipe, model, 2)["checkpoints"] == times * 16 * model.trained
+    lagging = load_image_recipe("default", ["run.checkpoint_minutes=null", *words, "objective.old.decay=0.9"])
+    assert on_disk(lagging, model, 2)["checkpoints"] == times * 20 * model.trained
 
 
 def test_without_held_out_prompts_nothing_is_best() -> None:

@@ -11,6 +11,9 @@ from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import RecipeError, load_recipe
 from flowgrpo.core.forward_process import levels_to_draw
 from flowgrpo.pipelines.experience import Experience
+from flowgrpo.training import trainer as training
+from flowgrpo.training import updating
+from flowgrpo.training.folder.checkpoint import read_checkpoint
 from flowgrpo.training.folder.run_folder import RunFolder
 from flowgrpo.training.losses.forward import ForwardObjective, draw_levels
 from flowgrpo.training.losses.objective import Outcome
@@ -201,6 +204,40 @@ def test_the_sampling_policy_of_nft_lags_behind_and_survives_a_checkpoint(random
     now = trainer.task.weights.state_dict()
     assert any(not torch.equal(old[n], now[n]) for n in now)
     assert set(trainer.parts()) == {"optimizer", "ema", "old"}
+
+
+def test_a_sampling_policy_that_equals_the_saved_average_is_that_average(
+    random_pipeline, tmp_path, monkeypatch
+) -> None:
+    same = "{decay: 0.9, every: 1, rise: 0.5}"
+    more = (f"objective.old={same}", f"optimizer.ema={same}", "run={iterations: 3, checkpoint_every: 2}")
+
+    def trained(name: str) -> Trainer:
+        trainer = trainer_of("diffusion_nft", random_pipeline, tmp_path / name, *more)
+        trainer.train()
+        return trainer
+
+    one = trained("one")
+    for module in (updating, training):
+        monkeypatch.setattr(module, "one_average", lambda saved, old: False)
+    two = trained("two")
+    assert (set(one.averages), set(two.averages)) == ({"ema"}, {"ema", "old"})
+    assert one.lagging is one.ema
+    states = [trainer.lagging.state_dict() for trainer in (one, two)]
+    assert states[0]["steps"] == states[1]["steps"] == 3
+    weights = [trainer.task.weights.state_dict() for trainer in (one, two)]
+    for first, second in (weights, [state["average"] for state in states]):
+        assert first.keys() == second.keys()
+        assert all(torch.equal(first[name], second[name]) for name in first)
+    assert any(not torch.equal(states[0]["average"][name], weights[0][name]) for name in weights[0])
+    checkpoint = Path("checkpoints") / "iter-000003"
+    assert not (tmp_path / "one" / checkpoint / "old.pt").exists()
+    # A checkpoint that has the average twice, as runs of an earlier version wrote it, is read as well.
+    monkeypatch.undo()
+    resumed = trainer_of("diffusion_nft", random_pipeline, tmp_path / "three", *more)
+    assert read_checkpoint(tmp_path / "two" / checkpoint, resumed.task.weights, resumed.parts()) == 3
+    read = resumed.lagging.state_dict()["average"]
+    assert all(torch.equal(read[name], states[1]["average"][name]) for name in read)
 
 
 def test_forward_forms_draw_the_levels_they_are_asked_for(random_pipeline, tmp_path) -> None:
