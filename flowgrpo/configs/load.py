@@ -260,7 +260,8 @@ def _explain(fault: Mapping[str, Any], schema: type[BaseModel]) -> str:
         near = difflib.get_close_matches(key, known, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
         owned = owners(key)
-        return f"  {place}: unknown key {key!r}; {hint}" + (f". {owned}" if owned else "")
+        more = f"{'' if hint.endswith('?') else '.'} {owned}" if owned else ""
+        return f"  {place}: unknown key {key!r}; {hint}{more}"
     given = fault.get("input")
     if fault["type"] == "within":
         return f"  {place}.{fault['ctx']['within']} {fault['msg']}"

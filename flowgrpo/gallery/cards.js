@@ -60,8 +60,8 @@ function scoreTable(before, after, parts = []) {
     const gain = comparing ? gainOf(before, after, reward) : null;
     const change = gain === null ? "" : direction(gain) === "same" ? "=" : signed(gain);
     return el("tr", { class: name === state.reward ? "chosen" : null }, el("th", { scope: "row" }, name),
-      ...(comparing ? [number(a), number(b)] : [number(b)]).map((text) => el("td", {}, text)),
-      comparing ? el("td", { class: direction(gain) }, change) : null);
+      ...(comparing ? [[number(a), "before"], [number(b), "after"]] : [[number(b), null]]).map(([text, title]) => el("td", { title }, text)),
+      comparing ? el("td", { class: direction(gain), title: "change" }, change) : null);
   });
   return el("table", { class: "scores" }, el("tbody", {}, ...rows.filter(Boolean), ...parts));
 }
@@ -72,12 +72,13 @@ function noteLines(cells, details, whole) {
       el("span", {}, `${sourceName(cell.set)}, ${store.site.rewards[reward]}: `), el("bdi", {}, note))));
 }
 
-function card(end, details) {
+function card(end, details, at) {
   const [row, before, after] = end;
   const cells = cellsOf(end);
   const open = () => openPicture(row.key);
-  const title = button(row.prompt, open, { class: "prompt" });
-  const about = [...row.columns.filter((value) => value && plainWord(value)), `seed ${row.seed}`];
+  const title = button(promptText(row), open, { class: "prompt", "data-at": at });
+  const named = store.site.columns.map((name, index) => [name, row.columns[index]]).filter(([, value]) => value && plainWord(value));
+  const about = [...named.map(([name, value]) => `${name} ${value}`), `seed ${row.seed}`];
   if (row.only) about.push(sourceName(row.only));
   const kind = row.only ? "same" : direction(gainOf(before, after, rewardIndex()));
   const passages = () => el("div", { class: cells.length === 1 ? "frames one" : "frames" },
@@ -98,7 +99,7 @@ async function drawCards(turn) {
   const { text, noted } = store.site;
   byId("pairs").classList.toggle("wide", state.phase === "eval" && cards.sets.length > 2);
   byId("pairs").classList.toggle("moving", store.site.video);
-  let nodes = text ? [] : part.map((end) => card(end, null));
+  let nodes = text ? [] : part.map((end, at) => card(end, null, start + at));
   if (!text) byId("pairs").replaceChildren(...nodes);
   countCards(start, part.length, pages, page);
   if (!text && !noted) return;
@@ -106,7 +107,7 @@ async function drawCards(turn) {
     Promise.all(cellsOf(end).map((cell) => (cell ? detailsOf(cell) : null)))));
   if (turn !== cards.shows) return;
   if (text) {
-    nodes = part.map((end, at) => card(end, details[at]));
+    nodes = part.map((end, at) => card(end, details[at], start + at));
     byId("pairs").replaceChildren(...nodes);
   }
   part.forEach((end, at) => {

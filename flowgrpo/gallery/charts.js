@@ -84,7 +84,8 @@ function scales(xs, ys) {
   return { low, high, first, last, px, py };
 }
 
-function axes({ low, high, first, last, px, py }, whole) {
+// `named` has the labels of the horizontal axis, by place; by default there are round numbers.
+function axes({ low, high, first, last, px, py }, whole, named = null) {
   const { width, height, left, right, bottom } = CHART;
   const group = svg("g", { class: "axes" });
   const rows = ticks(low, high, 3);
@@ -94,6 +95,10 @@ function axes({ low, high, first, last, px, py }, whole) {
       svg("text", { x: left - 7, y: py(value) + 3.5, "text-anchor": "end" }, tickLabel(value, rows.step)),
     );
   }
+  for (const [value, text] of named ?? []) {
+    group.append(svg("text", { x: px(value), y: height - bottom + 16, "text-anchor": "middle" }, text));
+  }
+  if (named) return group;
   const columns = last > first ? ticks(first, last, 4) : { found: [first], step: 1 };
   for (const value of columns.found.filter((found) => !whole || Number.isInteger(found))) {
     group.append(svg("text", { x: px(value), y: height - bottom + 16, "text-anchor": "middle" },
@@ -113,8 +118,10 @@ function curve(one, { px, py }) {
   const smoothed = smooth(one.values);
   const every = one.values.map((_, at) => at);
   const raw = smoothed === one.values ? [] : [svg("path", { class: `${kind} raw`, d: line(one.values, every) })];
-  const single = known.length === 1 ? [svg("circle", { class: kind, cx: px(one.xs[known[0]]), cy: py(one.values[known[0]]), r: 3 })] : [];
-  return [...raw, svg("path", { class: kind, d: line(smoothed, every) }), ...single];
+  // A value between two gaps has no line.
+  const single = known.filter((at) => [at - 1, at + 1].every((next) => (one.values[next] ?? null) === null));
+  const dots = single.map((at) => svg("circle", { class: kind, cx: px(one.xs[at]), cy: py(one.values[at]), r: known.length === 1 ? 3 : 2 }));
+  return [...raw, svg("path", { class: kind, d: line(smoothed, every) }), ...dots];
 }
 
 // series: [{label, run, xs, values, dots, colour}]; a missing value is null. `seen` is called with the chosen point.
@@ -124,7 +131,7 @@ function chart(title, series, { whole = true, unit = "", seen = null }) {
   const drawing = svg("svg", { viewBox: `0 0 ${CHART.width} ${CHART.height}`, role: "img", tabindex: 0,
     "aria-label": describe(title, series) }, axes(scale, whole), ...series.flatMap((one) => curve(one, scale)), cursor);
   const readout = el("span", { class: "readout" });
-  const legend = series.length > 1 ? series.map((one) => el("span", { class: `key ${lineClass(one)}` }, one.label)) : [];
+  const legend = series.length > 1 ? series.map((one) => el("span", { class: `key ${lineClass(one)}${one.dots ? " dotted" : ""}` }, one.label)) : [];
   follow(drawing, cursor, readout, series, scale, unit, seen);
   return el("figure", { class: "chart" }, el("figcaption", {}, el("strong", {}, title), ...legend, readout), drawing);
 }
@@ -179,13 +186,19 @@ function follow(drawing, cursor, readout, series, { px }, unit, seen) {
   for (const leaving of ["pointerleave", "blur"]) drawing.addEventListener(leaving, () => show(-1));
 }
 
-// Counts in bins of equal width. series: [{label, values, colour}]; `pick` is called with the ends of the chosen bin.
+const FEW = 8;
+
+// Counts in bins of equal width, or by value if there are few values. series: [{label, values, colour}]; `seen` is
+// called with the bin in words and a test of values, and `pick` with the ends of the chosen bin.
 function histogram(title, series, { seen, pick }) {
   const all = series.flatMap((one) => one.values);
-  const [low, high] = [Math.min(...all), Math.max(...all)];
-  const bins = Math.max(1, Math.min(20, new Set(all).size));
-  const size = (high - low) / bins || 1;
-  const binOf = (value) => Math.min(bins - 1, Math.floor((value - low) / size));
+  const distinct = [...new Set(all)].sort((a, b) => a - b);
+  const exact = distinct.length <= FEW;
+  const [low, high] = exact ? [0, distinct.length] : [distinct[0], distinct[distinct.length - 1]];
+  const bins = exact ? distinct.length : 20;
+  const size = (high - low) / bins;
+  const binOf = (value) => (exact ? distinct.indexOf(value) : Math.min(bins - 1, Math.floor((value - low) / size)));
+  const gap = exact ? Math.min(1, ...distinct.slice(1).map((value, at) => value - distinct[at])) : size;
   const counts = series.map((one) => {
     const found = new Array(bins).fill(0);
     for (const value of one.values) found[binOf(value)] += 1;
@@ -199,24 +212,30 @@ function histogram(title, series, { seen, pick }) {
     const [from, to] = [low + bin * size, low + (bin + 1) * size];
     const wide = base.px(to) - base.px(from);
     const shares = counts.map((found) => `${(found[bin] * 100).toFixed(1)} %`).join(" → ");
-    const label = `${number(from)} to ${number(to)}: ${shares}`;
+    const where = exact ? number(distinct[bin]) : `${number(from)} to ${number(to)}`;
+    const label = `${where}: ${shares}`;
     const group = svg("g", { class: "bin", tabindex: 0, role: "button", "aria-label": `${label}; press to see them` },
       svg("rect", { class: "reach", x: base.px(from), y: CHART.top, width: wide, height: CHART.height - CHART.top - CHART.bottom }),
       ...counts.map((found, at) => svg("rect", { class: series[at].colour, x: base.px(from) + (wide * at) / counts.length + 0.5,
         y: base.py(found[bin]), width: Math.max(0.5, wide / counts.length - 1), height: base.py(0) - base.py(found[bin]) })));
     const show = () => {
       readout.textContent = label;
-      seen(from, to, bin === bins - 1);
+      seen(where, (value) => binOf(value) === bin);
     };
     group.addEventListener("pointerenter", show);
     group.addEventListener("focus", show);
-    const choice = () => pick(from - size * 1e-4, to + size * 1e-4); // rounding must not lose the samples at the ends
+    // Rounding must not lose the samples at the ends.
+    const choice = () => pick((exact ? distinct[bin] : from) - gap * 1e-4, (exact ? distinct[bin] : to) + gap * 1e-4);
     group.addEventListener("click", choice);
-    group.addEventListener("keydown", (event) => event.key === "Enter" && choice());
+    group.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" && event.key !== " ") return;
+      event.preventDefault();
+      choice();
+    });
     bars.push(group);
   }
   const drawing = svg("svg", { viewBox: `0 0 ${CHART.width} ${CHART.height}`, role: "group", "aria-label": title },
-    axes(base, false), ...bars);
+    axes(base, false, exact ? distinct.map((value, at) => [at + 0.5, number(value)]) : null), ...bars);
   const legend = series.map((one) => el("span", { class: `key ${one.colour}` }, one.label));
   return el("figure", { class: "chart" }, el("figcaption", {}, el("strong", {}, title), ...legend, readout), drawing);
 }

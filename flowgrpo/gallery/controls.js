@@ -62,7 +62,8 @@ function drawControls() {
   const two = state.phase === "eval";
   const phases = [["eval", "held-out"], ["train", "training"]].filter(([phase]) => setsOf(phase).length);
   const sources = setsOf(state.phase).map((info) => [sourceKey(info), sourceName(info)]);
-  const seeds = [...new Set(store.pairs.flatMap((file) => file.pairs.map(([, seed]) => seed)))];
+  const seeds = [...new Set(store.pairs.flatMap((file) => file.pairs.filter(([, , trained]) => Boolean(trained) !== two).map(([, seed]) => seed)))];
+  if (!seeds.includes(state.seed)) state.seed = "";
   const views = [["side", "side by side"], !text && ["slider", "slider"], !text && ["blink", "blink"],
     runs.length > 1 && ["runs", "every run"], setsOf("eval").length > 2 && ["training", "through training"]].filter(Boolean);
   const places = text ? "prompt, completion or notes" : "prompt or notes";

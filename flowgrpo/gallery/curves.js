@@ -18,28 +18,31 @@ function places(curves, before) {
   });
 }
 
-async function peek(label, cells) {
+async function peek(label, cells, reward) {
   const turn = (peek.turn = (peek.turn ?? 0) + 1);
   const rows = cells.slice(0, 8).map((cell) => [{ ...described(cell.set.run, cell.set.pairs[cell.at]) }, cell]);
   const details = store.site.text ? await Promise.all(rows.map(([, cell]) => detailsOf(cell))) : [];
   if (turn !== peek.turn) return;
-  byId("peek").replaceChildren(el("p", { class: "muted small" }, label), el("div", { class: "peek" }, ...rows.map(([row, cell], at) => {
+  const close = button("Close", () => { byId("peek").hidden = true; }, { class: "quiet", title: "Close (Esc)" });
+  const head = el("div", { class: "bar" }, el("p", { class: "muted small" }, label), close);
+  byId("peek").replaceChildren(head, el("div", { class: "peek" }, ...rows.map(([row, cell], at) => {
     const key = `${cell.set.run}.${cell.set.pairs[cell.at]}${cell.set.phase === "train" ? `.${cell.set.iteration}` : ""}`;
     const inside = store.site.text ? (details[at].completion ?? "").slice(0, 160) : picture(row, cell);
     return el("figure", {}, button(inside, () => openPicture(key), { class: "frame", "aria-label": row.prompt }),
-      el("figcaption", {}, number(scoreOf(cell, rewardIndex()))));
+      el("figcaption", {}, number(scoreOf(cell, reward))));
   })));
   byId("peek").hidden = !rows.length;
 }
 
 // The samples at or before a point of a curve.
-async function peekAt(one, at) {
+async function peekAt(one, at, name) {
   const iteration = one.iterations[at];
   const info = setsOf(one.dots ? "eval" : "train").filter((set) => set.run === one.run && set.iteration <= iteration).pop();
   if (!info) return;
   const set = await loadSet(info.file);
   const kind = one.dots ? "held-out" : "training";
-  await peek(`${kind} samples, ${sourceName(info)}`, set.pairs.map((_, index) => ({ set, at: index })));
+  const reward = store.site.rewards.indexOf(name);
+  await peek(`${kind} samples, ${sourceName(info)}`, set.pairs.map((_, index) => ({ set, at: index })), reward < 0 ? rewardIndex() : reward);
 }
 
 // A curve that does not move, such as a ratio that is 1 by construction, is said in words.
@@ -47,7 +50,8 @@ function still(title, series) {
   const known = series.flatMap((one) => one.values).filter((value) => value !== null);
   if (!known.length) return null;
   const [low, high] = [Math.min(...known), Math.max(...known)];
-  return high - low <= 1e-9 * Math.max(Math.abs(high), Math.abs(low)) ? el("span", {}, `${title} ${number(high)}`) : null;
+  if (high - low > 1e-9 * Math.max(Math.abs(high), Math.abs(low))) return null;
+  return el("span", { "data-count": known.length }, `${title} ${number(high)}`);
 }
 
 function rewardCharts(all, unit) {
@@ -55,7 +59,7 @@ function rewardCharts(all, unit) {
   const named = [...new Set(keys.filter((key) => /^(reward|eval)\//.test(key)).map((key) => key.replace(/^\w+\//, "")))];
   const draw = (title, parts) => {
     const series = parts.filter(Boolean).filter((one) => one.values.some((value) => value !== null));
-    return series.length ? chart(title, series, { whole: state.axis !== "time", unit, seen: (one, at) => guarded(peekAt(one, at)) }) : null;
+    return series.length ? chart(title, series, { whole: state.axis !== "time", unit, seen: (one, at) => guarded(peekAt(one, at, title)) }) : null;
   };
   const label = (run, kind) => (store.site.runs.length > 1 ? `${runName(run)}, ${kind}` : kind);
   // With a single reward of weight 1, the total is this reward once more.
@@ -91,12 +95,12 @@ async function distributionCharts() {
       values: set.rewards[reward].filter((value) => value !== null) })).filter((one) => one.values.length);
     if (!series.length) return null;
     const last = sets[sets.length - 1];
-    const inside = (from, to, end) => last.pairs.map((_, at) => ({ set: last, at })).filter((cell) => {
+    const inside = (holds) => last.pairs.map((_, at) => ({ set: last, at })).filter((cell) => {
       const value = scoreOf(cell, reward);
-      return value !== null && value >= from && (end || value < to);
+      return value !== null && holds(value);
     });
     return histogram(`${name}, share of samples`, series, {
-      seen: (from, to, end) => guarded(peek(`${sourceName(last)}, ${name} from ${number(from)} to ${number(to)}`, inside(from, to, end))),
+      seen: (where, holds) => guarded(peek(`${sourceName(last)}, ${name} ${where}`, inside(holds), reward)),
       pick: (from, to) => {
         Object.assign(state, { page: "pictures", phase: "eval", reward: name, min: from.toPrecision(6), max: to.toPrecision(6), p: "1" });
         remember(true);
@@ -112,7 +116,7 @@ function diversityCharts(all) {
     const series = all.flatMap((curves, run) => phases.map((phase) => {
       const own = curves.groups.filter((group) => group.phase === phase && value(group) !== null);
       const kind = phase === "eval" ? "held-out" : "training";
-      return { run, dots: true, colour: store.site.runs.length > 1 ? undefined : phase === "eval" ? "held" : "trained", iterations: own.map((group) => group.iteration),
+      return { run, dots: phase === "eval" || store.site.runs.length === 1, colour: store.site.runs.length > 1 ? undefined : phase === "eval" ? "held" : "trained", iterations: own.map((group) => group.iteration),
         label: store.site.runs.length > 1 ? `${runName(run)}, ${kind}` : kind, xs: own.map((group) => group.iteration), values: own.map(value) };
     })).filter((one) => one.values.length);
     return series.length ? still(title, series) ?? chart(title, series, {}) : null;
@@ -161,7 +165,7 @@ function timeTable(all) {
       part.style.flexGrow = seconds;
       return part;
     }));
-    return el("div", { class: "time" }, el("p", {}, `${runName(run)}: ${duration(total)}`), bar,
+    return el("div", { class: "time" }, el("p", {}, el("bdi", {}, runName(run)), `: ${duration(total)}`), bar,
       el("p", { class: "muted small keys" }, ...words.map((text, at) => el("span", { class: `key c${at % COLOURS}` }, text))));
   });
   return rows.filter(Boolean);
@@ -190,8 +194,10 @@ function axisChoice(all) {
 function block(title, children, open = true) {
   if (!children.length) return null;
   const words = children.filter((child) => child.tagName === "SPAN");
+  const [single, constant] = [words.filter((word) => word.dataset.count === "1"), words.filter((word) => word.dataset.count !== "1")];
   const inner = el("div", {}, el("div", { class: "charts" }, ...children.filter((child) => child.tagName !== "SPAN")),
-    words.length ? el("p", { class: "muted small still" }, "Without change: ", ...words) : null);
+    ...[["Without change: ", constant], ["One value so far: ", single]].filter(([, found]) => found.length)
+      .map(([text, found]) => el("p", { class: "muted small still" }, text, ...found)));
   return open ? el("section", {}, el("h2", {}, title), inner)
     : el("details", { class: "more" }, el("summary", {}, title), inner);
 }

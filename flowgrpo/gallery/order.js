@@ -28,7 +28,7 @@ function arranged(rows, earlier, later) {
     .filter(([row, before, after]) => after && (row.only || before));
   const spreads = spreadsOf(ends.map(([, before, after]) => [before, after]));
   const reward = rewardIndex();
-  const [least, most] = [state.min, state.max].map((text) => (text.trim() === "" ? null : Number(text)));
+  const [least, most] = [state.min, state.max].map((text) => (text.trim() === "" ? null : Number(text.replace(",", "."))));
   const kept = ends.filter(([row, before, after]) => {
     if (state.columns.some((value, at) => value && row.columns[at] !== value)) return false;
     if (state.seed && row.seed !== state.seed) return false;

@@ -17,6 +17,7 @@ function drawHead() {
   facts.push(plural(sets.reduce((sum, set) => sum + set.count, 0), itemWord()));
   const last = Math.max(...sets.map((set) => set.iteration));
   facts.push(`to iteration ${last}`);
+  facts.push(...runs.filter((run) => run.done && run.done[0] < run.done[1]).map((run) => `${run.done[0]} of ${run.done[1]} iterations done`));
   const skipped = runs.reduce((sum, run) => sum + run.skipped, 0);
   if (skipped) facts.push(`${plural(skipped, "unreadable line")} of the logs left out`);
   const unreadable = runs.reduce((sum, run) => sum + run.unreadable, 0);
@@ -37,6 +38,15 @@ function balance(row) {
     bar.append(part);
   }
   return el("td", { class: "wide" }, bar, el("span", { class: "muted small" }, text));
+}
+
+// Which weights a run has left, if they are not those of its last evaluation.
+function leftBy(run, at, several) {
+  const { result } = run.remake;
+  const evaluated = store.site.sets.filter((set) => set.run === at && set.phase === "eval").map((set) => set.iteration);
+  if (result === null || !evaluated.length || result === Math.max(...evaluated)) return null;
+  return el("p", { class: "muted small" }, `${several ? `${runName(at)}: t` : "T"}he weights that the run left are those of `
+    + `${moment({ phase: "eval", iteration: result })}, its best evaluation.`);
 }
 
 // How training changed the held-out rewards of each run.
@@ -63,6 +73,7 @@ function summaries() {
     el("div", { class: "scroll", tabindex: 0, role: "region", "aria-labelledby": "summary-title" },
       el("table", { class: "summary" }, el("thead", {}, el("tr", {}, ...heads.filter(Boolean).map((text) => el("th", { scope: "col" }, text)))),
         el("tbody", {}, ...rows))),
+    ...store.site.runs.map((run, at) => leftBy(run, at, several)).filter(Boolean),
     el("p", { class: "muted small" }, `From the first to the last evaluation, paired by prompt and seed; ± is one standard error over prompts.`,
       whole ? ` The whole evaluation may cover more ${item}s than were saved.` : ""));
 }
@@ -148,6 +159,7 @@ function keys(event) {
     else if (event.key === "b") flipAll();
     return;
   }
+  if (event.key === "Escape") byId("peek").hidden = true;
   if (state.page !== "pictures") return;
   const titles = [...document.querySelectorAll("#pairs .prompt")];
   const here = titles.indexOf(document.activeElement);
@@ -195,10 +207,14 @@ byId("picture").addEventListener("click", (event) => event.target === byId("pict
 byId("picture").addEventListener("close", () => closePicture());
 document.addEventListener("keydown", keys);
 const moved = () => {
-  if (!store.site || address() === location.hash) return;
+  const shown = store.site && address();
+  if (!shown || shown === location.hash) return;
   readAddress();
-  guarded(showPage());
+  if (address() !== shown) guarded(showPage());
 };
+// What sticks to the top must not hide a card that gets the focus.
+new ResizeObserver(() => document.documentElement.style.setProperty("--bar", `${byId("controls").offsetHeight + 14}px`))
+  .observe(byId("controls"));
 window.addEventListener("hashchange", moved);
 window.addEventListener("popstate", moved);
 guarded(begin());

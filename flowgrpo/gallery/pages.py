@@ -121,8 +121,20 @@ def _describe(
         "skipped": run.skipped,
         "unreadable": sum(image is None for image in images.values()),
         "remake": remake(run),
+        "done": _progress(run),
         "summary": [summary for reward in rewards if (summary := summarize(run, reward))],
     }
+
+
+def _progress(run: Run) -> list[int] | None:
+    """How many iterations are done, and how many the recipe has; None if the recipe does not say it."""
+    section = run.config.get("run")
+    planned = section.get("iterations") if isinstance(section, dict) else None
+    # The line of the last evaluation has no reward of a rollout.
+    done = max(
+        (int(row["iteration"]) + 1 for row in run.metrics if any(k.startswith("reward/") for k in row)), default=0
+    )
+    return [done, planned] if isinstance(planned, int) else None
 
 
 def _part(chosen: Any) -> str:

@@ -10,17 +10,25 @@ function rowOf(key) {
 }
 
 function openPicture(key, back = true) {
+  const pictures = state.open ? history.state ?? 0 : 0;
   state.open = key;
-  remember(back);
+  remember(back, back ? pictures + 1 : history.state);
   guarded(drawPicture());
 }
 
+const promptText = (row) => (row.prompt.trim() ? row.prompt : "(empty prompt)");
+
 function closePicture() {
   if (!state.open) return;
+  const at = cards.shown.findIndex(([row]) => row.key === state.open);
   state.open = "";
-  remember();
+  // The places of opened pictures in the browser's history are taken back.
+  if (history.state) history.go(-history.state);
+  else remember();
   const dialog = byId("picture");
   if (dialog.open) dialog.close();
+  const title = at < 0 ? null : byId("pairs").querySelector(`[data-at="${at}"]`);
+  if (title && state.page === "pictures") title.focus();
   if (store.stale) guarded(redraw());
 }
 
@@ -54,9 +62,10 @@ async function drawPicture() {
     : pictures(row, ends.map((index) => cells[index]), ends.map((index) => details[index].image));
   const parts = ends.length ? partRows(ends.map((index) => details[index])) : [];
   const dialog = byId("picture");
+  const pressed = dialog.open ? document.activeElement?.textContent : null;
   dialog.replaceChildren(...[
     pictureBar(row),
-    el("h2", { id: "picture-title" }, row.prompt),
+    el("h2", { id: "picture-title" }, promptText(row)),
     el("dl", { class: "columns" }, ...about.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)])),
     el("div", { class: "large" }, body),
     section("Rewards", scoreTable(ends.length > 1 ? cells[ends[0]] : null, last, parts)),
@@ -69,7 +78,10 @@ async function drawPicture() {
   ].filter(Boolean));
   if (!dialog.open) dialog.showModal();
   dialog.scrollTop = 0;
-  dialog.querySelector(".close").focus();
+  const places = [...dialog.querySelectorAll(".bar button:enabled")];
+  const steps = places.filter((place) => ["Previous", "Next"].includes(place.textContent));
+  const again = ["Previous", "Next"].includes(pressed) ? steps.find((place) => place.textContent === pressed) ?? steps[0] : null;
+  (again ?? dialog.querySelector(".close")).focus();
   return undefined;
 }
 
@@ -175,7 +187,8 @@ function remakeLines(row, cell, details) {
   const asked = store.site.text ? `${trained ? "" : " --base"}${temperature ? ` --temperature ${temperature}` : ""}` : options;
   const command = `${begin}flowgrpo sample --model ${folder}${asked} -- ${quoted(clean)}`;
   const where = place ? "" : ` Run the command in the directory that holds ${run.folder}.`;
-  const weights = trained ? `the final weights of the run${final ? "" : ", not the weights of this evaluation"}` : "the model before training";
+  const left = result === null ? "the final weights of the run" : `the weights that the run left, of iteration ${result}`;
+  const weights = trained ? `${left}${final ? "" : ", not the weights of this evaluation"}` : "the model before training";
   const exact = again && (final || !trained) ? ` On the same kind of device it gives exactly this ${itemWord()}, if one process evaluated the run.`
     : ` To get exactly this ${itemWord()}, repeat the run: it follows from the recipe, its seed and the iteration.`;
   const remark = store.site.text ? `This samples the prompt with ${weights}. To get the same completion, repeat the run: it follows from the recipe, its seed and the iteration.`

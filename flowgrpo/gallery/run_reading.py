@@ -10,7 +10,11 @@ from ..intake.links import check_links
 from ..votes.lines import read_jsonl
 from ..votes.samples import SamplePair, finite_numbers, pair_samples, read_samples
 
-_SECRET_KEY = re.compile(r"(^|[_-])(token|secret|password|passwd|api[_-]?key|authorization)$", re.IGNORECASE)
+_SECRET_KEY = re.compile(
+    r"(^|[_-])(token|(secret|password|passwd|passphrase|credential|(api|access|private|secret|auth|x)[_-]?key)s?"
+    r"|authorization|cookie)$|^key$",
+    re.IGNORECASE,
+)
 _URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
 
 
@@ -103,11 +107,14 @@ def read_metrics(
 
 
 def _without_secrets(value: Any) -> Any:
-    """A copy of a configuration that may be published: values of keys that name credentials are hidden."""
+    """A copy of a configuration that may be published: values of keys that name credentials are hidden.
+
+    Numbers are no credentials: a key such as `token` may also count tokens.
+    """
     if isinstance(value, dict):
         return {
             key: "(hidden)"
-            if item and isinstance(item, str) and _SECRET_KEY.search(str(key))
+            if item and isinstance(item, str | list | dict) and _SECRET_KEY.search(str(key))
             else _without_secrets(item)
             for key, item in value.items()
         }

@@ -55,9 +55,10 @@ function address() {
   return `#${state.page}${text ? `?${text}` : ""}`;
 }
 
-// Writes the view into the address. With `back`, the view gets a place in the browser's history.
-function remember(back = false) {
+// Writes the view into the address. With `back`, the view gets a place in the browser's history. Each place holds how
+// many places of opened pictures end with it.
+function remember(back = false, pictures = back ? null : history.state) {
   const next = address();
   if (next === location.hash) return;
-  history[back ? "pushState" : "replaceState"](null, "", next);
+  history[back ? "pushState" : "replaceState"](pictures, "", next);
 }

@@ -138,6 +138,9 @@ def _import_file(location: str, word: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     # Dataclasses and pickle look a class's module up by name.
     sys.modules[name] = module
+    # The file may import modules beside it, now or later. They come last, so that none hides an installed package.
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
     try:
         spec.loader.exec_module(module)
     except BaseException as error:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..weights.pipeline_folders import from_hub
-from .model_folder import check_language_folder
+from .model_folder import check_language_folder, load_whole
 from .positions import room_of
 
 Frame = tuple[list[int], list[int]]
@@ -129,8 +129,8 @@ def load_masked_model(
     options = {} if attention is None else {"attn_implementation": attention}
     # Every supported version takes this name; newer versions prefer `dtype`.
     with from_hub(path):
-        model = AutoModelForMaskedLM.from_pretrained(path, dtype=dtype, **options).eval()
-        tokenizer = AutoTokenizer.from_pretrained(path)
+        model = load_whole(AutoModelForMaskedLM, path, dtype=dtype, **options)
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     if tokenizer.mask_token_id is None:
         raise ValueError(f"the tokenizer of {path} has no mask token; give it one and save it")
     found = MaskedLanguageModel(model, tokenizer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,8 +17,9 @@ from ..weights.lora import LoraSpec
 from ..weights.pipeline_folders import from_hub
 from ..weights.saving import ADAPTER_FILE, PEFT_PREFIX, put_adapter, save_adapter
 from ..weights.trained import ADAPTER, TrainedWeights
-from .model_folder import check_language_folder
+from .model_folder import check_language_folder, load_whole
 from .positions import room_of
+from .recomputing import recompute
 
 if TYPE_CHECKING:
     from .masked_model import MaskedLanguageModel
@@ -53,9 +55,13 @@ class LanguageModel:
 
     @property
     def pad(self) -> int:
-        """Token for padding; if the tokenizer has none, the end token, which is always masked out as padding."""
-        found = self.tokenizer.pad_token_id
-        return self.ends[0] if found is None else int(found)
+        """Token for padding, which is always masked out.
+
+        It is the end token if the tokenizer has no token for padding, or one that the model has no embedding of.
+        """
+        found, table = self.tokenizer.pad_token_id, self.model.get_input_embeddings()
+        known = found is not None and found < getattr(table, "num_embeddings", math.inf)
+        return int(found) if known else self.ends[0]
 
     @property
     def ends(self) -> tuple[int, ...]:
@@ -121,7 +127,8 @@ def load_language_model(
         system: a system message; needs a chat template.
 
     Raises:
-        ValueError: if a file of the folder is missing or damaged, or a chat template is needed and there is none.
+        ValueError: if a file of the folder is missing or damaged, weights are missing, the model needs code of its own,
+            or a chat template is needed and there is none.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -130,8 +137,8 @@ def load_language_model(
     options = {} if attention is None else {"attn_implementation": attention}
     # Every supported version takes this name; newer versions prefer `dtype`.
     with from_hub(path):
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **options).eval()
-        tokenizer = AutoTokenizer.from_pretrained(path)
+        model = load_whole(AutoModelForCausalLM, path, dtype=dtype, **options)
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     has = bool(getattr(tokenizer, "chat_template", None))
     if (chat or system is not None) and not has:
         asked = "model.chat is true" if chat else "model.system is given"
@@ -190,13 +197,8 @@ class LanguageWeights(TrainedWeights):
             put_adapter(self.pipe.model, ADAPTER, Path(folder) / ADAPTER_FILE, PEFT_PREFIX)
 
     def gradient_checkpointing(self, on: bool) -> None:
-        """Recompute activations in the backward pass instead of keeping them."""
-        model = self.pipe.model
-        if on:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        # Older versions of transformers fail if checkpointing is switched off without having been on.
-        elif model.is_gradient_checkpointing:
-            model.gradient_checkpointing_disable()
+        """Recompute activations in the backward pass instead of keeping them; raises as `recompute`."""
+        recompute(self.pipe.model, on)
 
 
 def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from ..weights.json_files import read_json_object
 from ..weights.pipeline_folders import tokenizer_faults, weight_faults
+
+_NAMED = 3
+"""How many missing weights a message names."""
 
 
 def check_language_folder(folder: Path, *, masked: bool = False) -> None:
@@ -30,25 +34,55 @@ def check_language_folder(folder: Path, *, masked: bool = False) -> None:
     config = read_json_object(path)
     kind = config.get("model_type")
     faults = []
-    # A model that brings its own code can be checked only by its files.
-    if "auto_map" not in config:
-        if not isinstance(kind, str) or kind not in CONFIG_MAPPING_NAMES:
-            faults.append(
-                f"{path}: model_type is {kind!r}, which transformers does not have; get the model again, or a newer "
-                "transformers"
-            )
-        elif kind not in classes:
-            faults.append(
-                f"{path}: model_type is {kind!r}, which is not a {wanted} language model; use a model that is one"
-            )
-    elif masked:
+    known = isinstance(kind, str) and kind in CONFIG_MAPPING_NAMES
+    # Some models bring code of their own and have a class in transformers, too, which is taken.
+    if "auto_map" in config and not (known and kind in classes):
         faults.append(
             f"{path}: the model brings its own code (auto_map), and code of a model is not run; use a model whose "
             "class transformers has"
         )
+    elif not known:
+        faults.append(
+            f"{path}: model_type is {kind!r}, which transformers does not have; get the model again, or a newer "
+            "transformers"
+        )
+    elif kind not in classes:
+        faults.append(
+            f"{path}: model_type is {kind!r}, which is not a {wanted} language model; use a model that is one"
+        )
     faults += [*tokenizer_faults(folder), *weight_faults(folder)]
     if faults:
         raise ValueError("\n".join(faults))
+
+
+def load_whole(kind: Any, path: str, **options: Any) -> Any:
+    """A model of transformers in evaluation mode. Code that a model brings with it is never run.
+
+    Args:
+        kind: an auto class of transformers.
+        path: a folder or hub id.
+        options: of `from_pretrained`.
+
+    Raises:
+        ValueError: weights of the model are missing, which transformers would draw at random, or the model needs code
+            of its own.
+    """
+    try:
+        model, report = kind.from_pretrained(path, output_loading_info=True, trust_remote_code=False, **options)
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise ValueError(
+            f"the model {path} brings its own code, and code of a model is not run; use a model whose class "
+            "transformers has"
+        ) from None
+    if missing := sorted(report["missing_keys"]):
+        more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+        raise ValueError(
+            f"{path} lacks weights of {type(model).__name__}: {', '.join(missing[:_NAMED])}{more}. They would be drawn "
+            "at random, anew at each start; get the model again, or give a folder that was saved from this class"
+        )
+    return model.eval()
 
 
 def is_masked_folder(folder: Path) -> bool:

@@ -27,7 +27,7 @@ from ..weights.saving import local_folder
 from ..weights.trained import LoraSpec, TrainedWeights, cast_base
 from .checking import check, evaluated, reward_specs
 from .data import Data, PromptRow, column_names, templated
-from .distributed.launching import sharding_of, zero_of
+from .distributed.launching import load_whole_models, sharding_of, zero_of
 from .distributed.processes import Processes, ended_together
 from .extensions.extension import Extensions
 from .folder.run_folder import RunFolder
@@ -107,6 +107,7 @@ class Session:
         if run is not None and Processes.of_this_run().rank == 0:
             run.claim()
         self.data, self.notes = checked.require(), checked.texts("note")
+        load_whole_models()
         self._doing("loading the rewards")
         self._make_rewards()
         if run is not None:
@@ -361,6 +362,8 @@ def start(
 ) -> Session:
     """Check a recipe, make its run folder, call `made` with the folder, and load the model.
 
+    If the model cannot be loaded, the run folder is removed again.
+
     `doing` is told what happens.
     """
     doing("checking the recipe")
@@ -373,7 +376,12 @@ def start(
         run = _shared_folder(folder, dump_recipe(recipe), processes)
     if made is not None:
         made(run.path)
-    return Session(recipe, run, checked, doing=doing)
+    try:
+        return Session(recipe, run, checked, doing=doing)
+    except BaseException:
+        if processes.rank == 0:
+            run.abandon()
+        raise
 
 
 def _shared_folder(folder: Path, config: str, processes: Processes) -> RunFolder:

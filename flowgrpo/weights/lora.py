@@ -92,7 +92,7 @@ def target_layers(key: str, module: nn.Module, spec: LoraSpec) -> list[str]:
     if absent and (spec.targets is not None or len(absent) == len(wanted)):
         endings = sorted({_ending(name) for name in linear})
         raise ValueError(
-            f"{label} has no linear layer named {', '.join(absent)}; LoraSpec.targets can name "
+            f"{label} has no linear layer named {', '.join(absent)}; model.lora.targets can name "
             f"{', '.join(endings) or 'nothing: it has no linear layer'}"
         )
     chosen = {name for names in hits.values() for name in names}

@@ -28,9 +28,10 @@ from flowgrpo.rewards.registry import BUILTIN
 
 def kinds_in(annotation: Any) -> set[type]:
     """Sections, parts and rewards at any depth of a type."""
-    found = {annotation} if isinstance(annotation, type) else set()
     inner = get_args(annotation)
-    if isinstance(annotation, type) and issubclass(annotation, Section):
+    plain = isinstance(annotation, type) and not inner  # on Python 3.10, `list[str]` is a type too
+    found = {annotation} if plain else set()
+    if plain and issubclass(annotation, Section):
         inner = tuple(field.annotation for field in annotation.model_fields.values())
     return found.union(*(kinds_in(one) for one in inner))
 

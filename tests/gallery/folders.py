@@ -53,10 +53,15 @@ def add_records(folder: Path, records: list[dict[str, Any]]) -> None:
 
 
 def write_run(
-    folder: Path, records: list[dict[str, Any]], metrics: list[dict[str, Any]] | None = None, name: str = "a run"
+    folder: Path,
+    records: list[dict[str, Any]],
+    metrics: list[dict[str, Any]] | None = None,
+    name: str = "a run",
+    **sections: Any,
 ) -> Path:
     (folder / "samples").mkdir(parents=True)
-    (folder / "config.yaml").write_text(json.dumps({"name": name, "recipe": "flow_grpo", "run": {"iterations": 10}}))
+    recipe = {"name": name, "recipe": "flow_grpo", "run": {"iterations": 10}, **sections}
+    (folder / "config.yaml").write_text(json.dumps(recipe))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics or []))
     add_records(folder, records)
     return folder

@@ -129,7 +129,7 @@ def test_favourites_and_notes_stay_and_can_be_looked_for(run: Path, show: Show) 
     shown = "[...document.querySelectorAll('#pairs .prompt')].map(one => one.textContent.slice(0, 8))"
     for query, cards in (("mine=starred", ["prompt 2"]), ("mine=noted", ["prompt 3"]), ("q=note+%3C", ["prompt 3"])):
         page.open(f"{address}#pictures?{query}")
-        assert page.value(shown) == cards
+        assert page.value(shown) == cards, (query, page.value("document.querySelector('main').innerText"))
     # The same run in another gallery, with another run beside it.
     rows = [record(at, prompt, 0, 0.5, prompt=f"prompt {prompt} {HOSTILE}") for at in (0, 10) for prompt in (1, 2)]
     other = write_run(run.parent / "other", rows, name="other")
@@ -247,3 +247,132 @@ def test_a_narrow_page_does_not_scroll_sideways(run: Path, show: Show) -> None:
     page = show(build_gallery(run).as_uri(), width=400)
     press(page, "#pairs .pick")
     assert page.value("document.documentElement.scrollWidth <= innerWidth")
+
+
+def keys(page: LivePage, *names: str) -> None:
+    """Press keys, one after another."""
+    for name in names:
+        code = {"Escape": 27, "Enter": 13, "ArrowRight": 39, "ArrowLeft": 37, " ": 32}.get(name, ord(name[0].upper()))
+        text = {"Enter": "\r"}.get(name, name if len(name) == 1 else "")
+        for kind in ("keyDown", "keyUp"):
+            page.tell(
+                "Input.dispatchKeyEvent",
+                type=kind,
+                key=name,
+                windowsVirtualKeyCode=code,
+                text=text if kind == "keyDown" else "",
+            )
+
+
+FOCUS = "document.activeElement.textContent"
+HASH = "location.hash"
+
+
+def test_the_focus_stays_where_a_person_works(run: Path, show: Show) -> None:
+    page = show(build_gallery(run).as_uri())
+    before, length = page.value(HASH), page.value("history.length")
+    titles = page.value("[...document.querySelectorAll('#pairs .prompt')].map(one => one.textContent)")
+    press(page, "#pairs .prompt")
+    page.wait("document.getElementById('picture').open")
+    page.value("[...document.querySelectorAll('#picture button')].find(one => one.textContent === 'Next').focus()")
+    keys(page, "Enter")
+    page.wait(f"document.getElementById('picture-title').textContent === {json.dumps(titles[1])}")
+    assert page.value(FOCUS) == "Next"
+    keys(page, "Enter")
+    page.wait(f"document.getElementById('picture-title').textContent === {json.dumps(titles[2])}")
+    assert page.value(FOCUS) == "Previous"  # there is no next picture
+    keys(page, "Escape")
+    page.wait("!document.getElementById('picture').open")
+    page.wait(f"{HASH} === {json.dumps(before)}")
+    assert page.value(FOCUS) == titles[2]
+    # The pictures of a group have places of their own in the history, and closing takes all of them back.
+    for _ in range(2):
+        page.value("openPicture(cards.shown[0][0].key); openPicture(cards.shown[1][0].key)")
+        page.wait(f"document.getElementById('picture-title')?.textContent === {json.dumps(titles[1])}")
+        keys(page, "Escape")
+        page.wait(f"{HASH} === {json.dumps(before)} && history.state === null")
+    assert page.value("history.length") == length + 2  # what is ahead of the place, as after going back
+
+
+def test_a_card_with_the_focus_is_not_behind_a_bar(tmp_path: Path, show: Show) -> None:
+    records = [
+        record(at, prompt, 0, at * prompt / 100, prompt=f"prompt {prompt}") for at in (0, 10) for prompt in range(40)
+    ]
+    page = show(build_gallery(write_run(tmp_path / "run", records)).as_uri())
+    seen = (
+        "(() => { const box = document.activeElement.getBoundingClientRect();"
+        "return document.elementFromPoint(box.x + 5, box.y + box.height / 2) === document.activeElement; })()"
+    )
+    press(page, "#pairs .pick")
+    for name in [*"j" * 30, *"k" * 25]:
+        keys(page, name)
+        assert page.value(f"document.activeElement.className === 'prompt' && {seen}"), name
+
+
+def test_the_strip_of_samples_is_closed_and_has_the_scores_of_its_chart(tmp_path: Path, show: Show) -> None:
+    records = [record(at, 1, 0, 0.5, rewards={"gold": at / 10, "proxy": 0.25}) for at in (0, 10)]
+    metrics = [{"iteration": at, "eval/gold": at / 10, "eval/proxy": 0.1 * at} for at in (0, 10)]
+    page = show(f"{build_gallery(write_run(tmp_path / 'run', records, metrics)).as_uri()}#results")
+    page.value(
+        "[...document.querySelectorAll('.chart svg')]"
+        ".find(one => one.getAttribute('aria-label').startsWith('proxy.')).focus()"
+    )
+    keys(page, "ArrowRight")
+    page.wait("!document.getElementById('peek').hidden")
+    assert page.value("document.querySelector('#peek figcaption').textContent") == "0.250"
+    keys(page, "Escape")
+    assert page.value("document.getElementById('peek').hidden")
+    keys(page, "ArrowRight")
+    page.wait("!document.getElementById('peek').hidden")
+    press_named(page, "Close")
+    assert page.value("document.getElementById('peek').hidden")
+
+
+def test_lone_values_are_seen_and_few_values_have_bins_of_their_own(tmp_path: Path, show: Show) -> None:
+    records = [record(at, prompt, 0, prompt % 2, prompt=f"prompt {prompt}") for at in (0, 10) for prompt in range(4)]
+    records += [record(0, 1, seed, 1.0, phase="train") for seed in range(2)]
+    norms = {0: 0.3, 1: 0.4, 5: 0.8}
+    metrics = [
+        {"iteration": at, "reward/gold": 0.5} | ({"grad_norm": norms[at]} if at in norms else {}) for at in range(8)
+    ]
+    run = write_run(tmp_path / "run", records, metrics, run={"iterations": 12})
+    page = show(f"{build_gallery(run).as_uri()}#results")
+    chart = "[...document.querySelectorAll('.chart')].find(one => one.textContent.startsWith({}))"
+    assert page.value(f"{chart.format(json.dumps('grad_norm'))}.querySelectorAll('circle').length") == 1
+    bins = (
+        f"[...{chart.format(json.dumps('gold, share'))}.querySelectorAll('.bin')]"
+        ".map(one => one.getAttribute('aria-label'))"
+    )
+    assert [label.split(":")[0] for label in page.value(bins)] == ["0.000", "1.000"]
+    labels = (
+        f"[...{chart.format(json.dumps('gold, share'))}.querySelectorAll('.axes text')].map(one => one.textContent)"
+    )
+    assert page.value(labels)[-2:] == ["0.000", "1.000"]
+    assert "One value so far: " in page.value("document.getElementById('view-results').textContent")
+    assert "8 of 12 iterations done" in page.value("document.getElementById('facts').textContent")
+    page.value(f"{chart.format(json.dumps('gold, share'))}.querySelectorAll('.bin')[1].focus()")
+    keys(page, " ")
+    page.wait("location.hash.startsWith('#pictures')")
+    assert page.value("cards.shown.map(([row]) => row.prompt)") == ["prompt 1", "prompt 3"]
+
+
+def test_the_weights_that_a_run_left_are_named(tmp_path: Path, show: Show) -> None:
+    records = [record(at, 1, 0, at / 10) for at in (0, 5, 10)]
+    run = write_run(tmp_path / "run", records, evaluate={"results": "best"})
+    (run / "best.json").write_text('{"iteration": 5, "score": 0.5, "measure": {}}')
+    page = show(f"{build_gallery(run).as_uri()}#results")
+    assert "The weights that the run left are those of iteration 5" in page.value("document.body.textContent")
+    page.open(f"{build_gallery(run).as_uri()}#pictures?open=0.0")
+    words = page.value("document.querySelector('.command').parentElement.textContent")
+    assert "with the weights that the run left, of iteration 5, not the weights of this evaluation" in words
+
+
+@pytest.mark.parametrize(("given", "shown"), [("0,25", 1), ("0.25", 1), ("", 3)])
+def test_a_comma_is_a_point(run: Path, show: Show, given: str, shown: int) -> None:
+    page = show(f"{build_gallery(run).as_uri()}#pictures?min={given}")
+    assert page.value("cards.shown.length") == shown
+
+
+def test_an_empty_prompt_has_a_name(tmp_path: Path, show: Show) -> None:
+    page = show(build_gallery(write_run(tmp_path / "run", [record(0, 1, 0, 0.5, prompt=" ")])).as_uri())
+    assert page.value("document.querySelector('#pairs .prompt').textContent") == "(empty prompt)"

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from flowgrpo.parts.foreign import Quit, contained
+from flowgrpo.parts.plugins import load
 from flowgrpo.rewards import Reward, RewardError, RewardSet, RewardSpec
 from flowgrpo.rewards.inputs import Inputs
 from flowgrpo.rewards.registry import build
@@ -165,3 +166,12 @@ def test_a_worker_answers_although_its_function_exits() -> None:
                 worker(code, seconds=60)
     finally:
         worker.close()
+
+
+def test_a_file_may_import_modules_that_lie_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "helper_of_mine.py").write_text("SCORE = 3.0\n")
+    (tmp_path / "own.py").write_text(
+        "from helper_of_mine import SCORE\n\ndef reward(images, prompts):\n    return [SCORE] * len(images)\n"
+    )
+    found = load(f"{tmp_path / 'own.py'}:reward", "own", "reward")
+    assert found([1, 2], ["a", "b"]) == [3.0, 3.0]

@@ -150,6 +150,9 @@ def test_file_and_module_faults_say_what_there_is(plugin: Path, monkeypatch: pyt
     with pytest.raises(ValueError, match="no module 'no_such_module'"):
         resolve("no_such_module:f")
     monkeypatch.chdir(plugin.parent)
+    # A file that was read before has made the modules beside it known.
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if not (Path(place) / "mine.py").is_file()])
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
     with pytest.raises(ValueError, match=r"'\./mine\.py:NAME'"):
         resolve("mine:brightness")
     assert resolve("./mine.py:brightness").__doc__ == "Mean of all pixels."

@@ -285,7 +285,9 @@ def test_a_model_that_is_not_masked_and_code_of_a_model_are_refused(
     copy.mkdir()
     for file in folder.iterdir():
         (copy / file.name).write_bytes(file.read_bytes())
-    (copy / "config.json").write_text(json.dumps({**config, "auto_map": {"AutoModelForMaskedLM": "own.Model"}}))
+    (copy / "config.json").write_text(
+        json.dumps({**config, "model_type": "own", "auto_map": {"AutoModelForMaskedLM": "own.Model"}})
+    )
     with pytest.raises(ValueError, match="brings its own code"):
         load_masked_model(str(copy))
 

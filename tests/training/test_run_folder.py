@@ -295,3 +295,25 @@ def test_a_new_run_is_trusted_where_it_was_made_and_says_if_that_cannot_be_remem
     assert "--trust" in run.notes[0]
     # The process itself remembers, so nothing fails before its end.
     check_acts(run.config, parse_yaml(config, "config.yaml"))
+
+
+def test_a_run_that_could_not_begin_leaves_its_folder_free(tmp_path: Path):
+    for there in (False, True):
+        path = tmp_path / f"run-{there}"
+        if there:
+            path.mkdir()
+        run = RunFolder.create(path, "x")
+        (path / "run.log").write_text("a line\n")
+        run.abandon()
+        assert path.exists() == there
+        assert not there or list(path.iterdir()) == []
+        RunFolder.create(path, "y").release()
+
+
+@pytest.mark.parametrize("name", ["checkpoints/iter-000001", "samples/index.jsonl", "metrics.jsonl", "my notes.txt"])
+def test_a_run_that_has_begun_is_never_removed(name: str, tmp_path: Path):
+    run = RunFolder.create(tmp_path / "run", "x")
+    (run.path / name).write_text("something")
+    run.abandon()
+    assert (run.path / name).read_text() == "something"
+    assert run.config.read_text() == "x"

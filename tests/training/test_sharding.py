@@ -26,7 +26,8 @@ from flowgrpo.worlds.scenes.flow import CALL
 from tests.training.ranks import free_port
 from tests.training.test_processes import ITERATIONS, REWARDS, Runs, lines, numbers, printed, run_all, statuses
 
-FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+# As the launcher of accelerate sets it.
+FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true"}
 KEPT = {"FSDP_RESHARD_AFTER_FORWARD": "false"}
 
 

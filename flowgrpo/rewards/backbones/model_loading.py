@@ -185,7 +185,7 @@ def load_transformers(
     try:
         with fixed_generator():
             model, report = kind.from_pretrained(
-                None if weights else source, dtype=dtype, output_loading_info=True, **given
+                None if weights else source, dtype=dtype, output_loading_info=True, **given, **_no_code(kind)
             )
     except ModuleNotFoundError:
         raise
@@ -200,6 +200,11 @@ def load_transformers(
     return model.to(device).eval().requires_grad_(False)
 
 
+def _no_code(kind: Any) -> dict[str, bool]:
+    """For a class that chooses another: without this, transformers would ask at the terminal whether to run code."""
+    return {"trust_remote_code": False} if kind.__name__.startswith("Auto") else {}
+
+
 def load_processor(reward: str, kind: Any, source: str) -> Any:
     """Load a processor, image processor, tokenizer or configuration of transformers.
 
@@ -207,7 +212,7 @@ def load_processor(reward: str, kind: Any, source: str) -> Any:
         ValueError: the files are missing or unusable.
     """
     try:
-        return kind.from_pretrained(source)
+        return kind.from_pretrained(source, **_no_code(kind))
     except ModuleNotFoundError:
         raise
     except Exception as error:

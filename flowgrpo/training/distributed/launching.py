@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,16 @@ if TYPE_CHECKING:
     from ...weights.sharding import Shards
 
 OFFLOADED = ("optimizer", "param")
+
+
+def load_whole_models() -> None:
+    """Have transformers load its models whole on every process, before it is asked for any.
+
+    accelerate's launcher asks with `--use_fsdp` for models whose weights are on one process of each machine only,
+    because FSDP would hand them out. A run shards only its denoiser, after loading. With transformers 4, the text
+    encoders of the other processes would keep memory that nobody has written to.
+    """
+    os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
 
 
 def sharding_of(recipe: AnyRecipe, accelerator: Accelerator) -> Callable[[dict[str, nn.Module]], Shards] | None:

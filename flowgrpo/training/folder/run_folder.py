@@ -26,6 +26,7 @@ from ..joined_rollouts import Samples
 from .files import append_lines, sync, sync_folder, write_atomically, write_text, writing
 from .leftovers import DAMAGED, DROPPED, REPLACED, UNFINISHED, clear
 from .lock import NAME, claim, release
+from .run_log import NAME as LOG
 
 __all__ = ["RunFolder", "pixels", "save_image", "write_atomically", "write_text"]
 
@@ -49,6 +50,7 @@ class RunFolder:
         self.notes: list[str] = []
         """Sentences that a person must read before the run goes on."""
         self._claim: weakref.finalize[..., RunFolder] | None = None
+        self._made = False
 
     @classmethod
     def create(cls, path: Path, config: str) -> RunFolder:
@@ -66,6 +68,7 @@ class RunFolder:
         if path.exists() and any(not any(p.match(name) for name in ours) for p in path.iterdir()):
             raise ValueError(f"{path} is not empty; name a new folder, or continue it with `flowgrpo resume {path}`")
         run = cls(path)
+        run._made = not path.exists()
         path.mkdir(parents=True, exist_ok=True)
         run.claim()
         # Another process may have made a run and ended since the check above.
@@ -118,6 +121,23 @@ class RunFolder:
         """Let another process write in the folder."""
         if self._claim is not None:
             self._claim()
+
+    def abandon(self) -> None:
+        """Remove what a run has written that could not begin, so that the same folder may be named again.
+
+        A folder with anything else in it stays as it is.
+        """
+        folders, files = (self.samples, self.checkpoints), (self.config, self.path / LOG, self.path / NAME)
+        if set(self.path.iterdir()) - {*folders, *files} or any(any(folder.glob("*")) for folder in folders):
+            return
+        self.release()
+        with suppress(OSError):
+            for folder in folders:
+                folder.rmdir()
+            for file in files:
+                file.unlink(missing_ok=True)
+            if self._made:
+                self.path.rmdir()
 
     def log(self, record: Mapping[str, Any]) -> None:
         """Append one line to the metrics."""

@@ -61,6 +61,8 @@ class RunLog:
                 file.write(lines)
         except OSError as error:
             self.active = False
+            if not self.path.parent.is_dir():
+                return  # the run could not begin, and its folder was removed
             print(f"{self.path} is no longer written, and the run goes on: {error}", file=sys.stderr)
 
     def __enter__(self) -> RunLog:
