@@ -23,6 +23,7 @@ from ..pipelines.prompt_cache import PromptCache
 from ..training.checking import call_faults
 from ..training.data import PromptRow
 from ..training.distributed.processes import launched
+from ..training.folder.run_folder import refuse_part_of_run
 from ..training.images.conditioning import call_parameters, illustrated
 from ..training.images.evaluator import Evaluator
 from ..training.images.prompt_sizes import SIDES, sized
@@ -47,8 +48,15 @@ scored."""
 
 
 def is_run(model: str) -> bool:
-    """Whether a model is the folder of a run."""
-    return (Path(model) / "config.yaml").is_file()
+    """Whether a model is the folder of a run.
+
+    Raises:
+        ValueError: it is a part of a run.
+    """
+    if not (Path(model) / "config.yaml").is_file():
+        return False
+    refuse_part_of_run(Path(model))
+    return True
 
 
 def check_not_run(out: Path, better: str) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from PIL import Image
 
 from flowgrpo.configs.trust import check_acts
 from flowgrpo.configs.yaml_text import parse_yaml
+from flowgrpo.inference.opening import is_run
 from flowgrpo.intake import ledger
 from flowgrpo.training.folder.run_folder import RunFolder, save_image, write_atomically, write_text
 
@@ -317,3 +319,19 @@ def test_a_run_that_has_begun_is_never_removed(name: str, tmp_path: Path):
     run.abandon()
     assert (run.path / name).read_text() == "something"
     assert run.config.read_text() == "x"
+
+
+@pytest.mark.parametrize("part", ["checkpoints/iter-000004", "recipes/iter-000003"])
+def test_a_part_of_a_run_is_no_run(part: str, tmp_path: Path):
+    run = RunFolder.create(tmp_path / "run", "x")
+    inner = run.path / part
+    inner.mkdir(parents=True)
+    (inner / "config.yaml").write_text("x")
+    message = f"is a part of the run {re.escape(str(run.path.resolve()))}; give the folder of the run"
+    message += "; a checkpoint is chosen with --checkpoint 4$" if "iter-000004" in part else "$"
+    with pytest.raises(ValueError, match=message):
+        RunFolder.open(inner)
+    with pytest.raises(ValueError, match=message):
+        is_run(str(inner))
+    assert list(inner.iterdir()) == [inner / "config.yaml"]
+    assert is_run(str(run.path))

@@ -33,6 +33,17 @@ __all__ = ["RunFolder", "pixels", "save_image", "write_atomically", "write_text"
 _ITERATION = re.compile(r"iter-(\d+)")
 
 
+def refuse_part_of_run(path: Path) -> None:
+    """Raise ValueError for a checkpoint of a run, or a former recipe of it, which look like a run of their own."""
+    path = path.resolve()
+    run, room = path.parent.parent, path.parent.name
+    if room not in ("checkpoints", "recipes") or not (run / "config.yaml").is_file():
+        return
+    found = _ITERATION.fullmatch(path.name)
+    number = f"; a checkpoint is chosen with --checkpoint {int(found[1])}" if found and room == "checkpoints" else ""
+    raise ValueError(f"{path} is a part of the run {run}; give the folder of the run{number}")
+
+
 class RunFolder:
     """`config.yaml`, `metrics.jsonl`, `samples/`, `checkpoints/`, `gallery/`, and the results.
 
@@ -87,9 +98,10 @@ class RunFolder:
         """Open an existing run.
 
         Raises:
-            ValueError: the folder holds no run, or has links that lead out of it.
+            ValueError: the folder holds no run, is a part of one, or has links that lead out of it.
         """
         run = cls(path)
+        refuse_part_of_run(path)
         check_links(path)
         if not run.config.is_file():
             raise ValueError(f"{path} is not a run folder (no config.yaml); give one that `flowgrpo train` wrote")
