@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from flowgrpo.configs.load import dump_recipe, load_recipe
 from flowgrpo.configs.schema import Recipe
-from flowgrpo.training.distributed.launching import sharding_of
+from flowgrpo.training.distributed.launching import load_whole_models, sharding_of
 from flowgrpo.training.folder.run_folder import RunFolder
 from flowgrpo.weights.sharding import Shards
 from flowgrpo.worlds.scenes.flow import CALL
@@ -279,6 +279,7 @@ def test_what_does_not_fit_shards_is_refused(
 ) -> None:
     for key, value in {**FSDP, **environment}.items():
         monkeypatch.setenv(key, value)
+    load_whole_models()  # as every run does first
     recipe = load_recipe(name, [override])
     assert sharding_of(recipe, accelerator(1)) is None
     with pytest.raises(ValueError, match=words):
