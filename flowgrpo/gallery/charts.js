@@ -211,13 +211,14 @@ function histogram(title, series, { seen, pick }) {
   for (let bin = 0; bin < bins; bin += 1) {
     const [from, to] = [low + bin * size, low + (bin + 1) * size];
     const wide = base.px(to) - base.px(from);
+    const edge = exact ? 0.12 * wide : 0; // single values stand apart
     const shares = counts.map((found) => `${(found[bin] * 100).toFixed(1)} %`).join(" → ");
     const where = exact ? number(distinct[bin]) : `${number(from)} to ${number(to)}`;
     const label = `${where}: ${shares}`;
     const group = svg("g", { class: "bin", tabindex: 0, role: "button", "aria-label": `${label}; press to see them` },
       svg("rect", { class: "reach", x: base.px(from), y: CHART.top, width: wide, height: CHART.height - CHART.top - CHART.bottom }),
-      ...counts.map((found, at) => svg("rect", { class: series[at].colour, x: base.px(from) + (wide * at) / counts.length + 0.5,
-        y: base.py(found[bin]), width: Math.max(0.5, wide / counts.length - 1), height: base.py(0) - base.py(found[bin]) })));
+      ...counts.map((found, at) => svg("rect", { class: series[at].colour, x: base.px(from) + edge + ((wide - 2 * edge) * at) / counts.length + 0.5,
+        y: base.py(found[bin]), width: Math.max(0.5, (wide - 2 * edge) / counts.length - 1), height: base.py(0) - base.py(found[bin]) })));
     const show = () => {
       readout.textContent = label;
       seen(where, (value) => binOf(value) === bin);

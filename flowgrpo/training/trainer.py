@@ -38,7 +38,7 @@ from .reporting.symptoms import marks, symptoms_of
 from .result_card import Known, write_result_card
 from .stopping import Abandoned, Stop, Stopped
 from .tasks import Collected, Task
-from .updating import Updater, averages_of, one_average
+from .updating import Updater, averages_of
 
 
 class Trainer:
@@ -67,8 +67,9 @@ class Trainer:
         self.extensions, self.stop = extensions or Extensions(), stop or Stop()
         self.averages = averages_of(recipe, task)
         self.ema = self.averages.get("ema")
-        lagging = self.ema if one_average(recipe.optimizer.ema, task.followers().get("old")) else None
-        self.lagging = lagging = self.averages.get("old", lagging)
+        # Without an average of its own, a policy that lags is the average that is saved.
+        lags = task.followers().get("old") is not None
+        self.lagging = lagging = self.averages.get("old", self.ema) if lags else None
         if "anchor" in self.averages:
             task.compare_with(self.averages["anchor"].applied)
         task.score_with(self._judged)

@@ -149,7 +149,7 @@ def save_adapter(model: Any, adapter: str, folder: Path) -> None:
     """
     config = model.peft_config[adapter]
     config.base_model_name_or_path = model.name_or_path
-    if type(model).__name__.endswith("ForCausalLM") or type(model).__name__.endswith("LMHeadModel"):
+    if type(model).__name__.endswith(("ForCausalLM", "LMHeadModel")):
         config.task_type = "CAUSAL_LM"  # peft's auto class finds the model's class by it
     tensors = _on_cpu(adapter_state(model, adapter))
     save_file(

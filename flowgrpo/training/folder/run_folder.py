@@ -140,10 +140,11 @@ class RunFolder:
         A folder with anything else in it stays as it is.
         """
         folders, files = (self.samples, self.checkpoints), (self.config, self.path / LOG, self.path / NAME)
-        if set(self.path.iterdir()) - {*folders, *files} or any(any(folder.glob("*")) for folder in folders):
-            return
-        self.release()
+        # An error here must not hide the error that ended the run.
         with suppress(OSError):
+            if set(self.path.iterdir()) - {*folders, *files} or any(any(folder.iterdir()) for folder in folders):
+                return
+            self.release()
             for folder in folders:
                 folder.rmdir()
             for file in files:
