@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import requests
+import urllib3
 
 from flowgrpo.rewards.serving.http_client import HttpClient, ServerError, Unavailable
 
@@ -95,6 +97,18 @@ def test_the_limit_holds_for_the_whole_exchange(
             thread.join(timeout=20)
     assert exchanges() <= before
     assert not server.exhausted
+
+
+def test_a_send_that_takes_too_long_is_told_as_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time limit of a socket may end before the exchange does; requests then speaks of a broken connection."""
+
+    def request(*args: object, **more: object) -> None:
+        aborted = urllib3.exceptions.ProtocolError("Connection aborted.", TimeoutError("timed out"))
+        raise requests.exceptions.ConnectionError(aborted)
+
+    monkeypatch.setattr(requests.Session, "request", request)
+    with pytest.raises(Unavailable, match=r"no answer within 5 s"):
+        HttpClient("r", "http://127.0.0.1:9", timeout=5).request("POST", "/score", b"x")
 
 
 def test_a_handshake_that_never_ends_has_the_same_limit(drip: Callable[..., Dripper]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 import os
+import re
 import ssl
 import threading
 import time
@@ -17,6 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
+from http.client import BadStatusLine
 from http.cookiejar import DefaultCookiePolicy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -231,11 +233,17 @@ class HttpClient:
             ) as response:
                 return Reply(response.status_code, self._read(response, exchange)), response.headers.get("Retry-After")
         except requests.exceptions.SSLError as error:
-            raise ServerError(f"{self.url}: the certificate was not accepted: {_cause(error)}") from None
+            hint = self._scheme_hint(_inner(error))
+            what = "no encrypted connection" if hint else "the certificate was not accepted"
+            raise ServerError(f"{self.url}: {what}: {_cause(error)}{hint}") from None
         except requests.exceptions.Timeout:
             raise TimeoutError from None
         except (requests.exceptions.ConnectionError, requests.exceptions.ChunkedEncodingError) as error:
-            raise Unavailable(f"{self.url}: {_cause(error)}") from None
+            cause = _inner(error)
+            if isinstance(cause, TimeoutError):
+                # While a request is sent, requests reports the time limit of a socket as a broken connection.
+                raise cause from None
+            raise Unavailable(f"{self.url}: {_cause(error)}{self._scheme_hint(cause)}") from None
         except requests.exceptions.RequestException as error:
             raise ServerError(f"{self.url}: {hide(_cause(error), token)}") from None
 
@@ -269,6 +277,16 @@ class HttpClient:
                     session.mount(scheme, adapter)
                 self._session = session
             return self._session
+
+    def _scheme_hint(self, cause: Any) -> str:
+        """What to write if the server speaks https and the address says http, or the other way round."""
+        encrypted = self.url.startswith("https://")
+        # OpenSSL names the fault by the library's version: `wrong version number`, later `record layer failure`.
+        if encrypted and re.search(r"WRONG_VERSION_NUMBER|RECORD_LAYER_FAILURE|UNEXPECTED_EOF", str(cause), re.I):
+            return "; the server may not be encrypted: if it is not, write http:// in url"
+        if not encrypted and isinstance(cause, ConnectionResetError | BadStatusLine):
+            return "; if the server is encrypted, write https:// in url"
+        return ""
 
     def _read(self, response: Any, exchange: Exchange[Any]) -> bytes:
         parts, size = [], 0
@@ -370,11 +388,16 @@ def _check_ca_file(reward: str, url: str, ca_file: Any) -> str | None:
     return ca_file
 
 
-def _cause(error: BaseException) -> str:
-    """Return the message of a wrapped exception of the HTTP library, without the addresses of objects."""
+def _inner(error: BaseException) -> Any:
+    """Return what an exception of the HTTP library wraps, or its text."""
     inner: Any = error.args[0] if error.args else error
     inner = getattr(inner, "reason", inner)
     if isinstance(inner, Exception) and len(inner.args) == 2 and isinstance(inner.args[1], Exception):
-        inner = inner.args[1]
-    text = str(inner)
+        return inner.args[1]
+    return inner
+
+
+def _cause(error: BaseException) -> str:
+    """Return the message of a wrapped exception of the HTTP library, without the addresses of objects."""
+    text = str(_inner(error))
     return text.partition(">: ")[2] or text.partition("): ")[2] or text or type(error).__name__
