@@ -112,6 +112,10 @@ def flat(judged):
     return judged.advantages[:1]
 
 
+def odd(judged):
+    return judged.of_samples() / 0.0
+
+
 def some(rewards, groups):
     return rewards
 
@@ -132,6 +136,7 @@ def listed(rewards, groups):
         ("advantage={}:short", r"an advantage has to be a tensor of shape \(8,\), one number a sample; it gave \(7,\)"),
         ("advantage={}:greedy", "an advantage asks for 'pixels', which a run does not give; it gives lengths, prompts"),
         ("credit={}:flat", r"credit flat has to give an advantage for each of \d+ nodes; it gave a tensor of shape"),
+        ("credit={}:odd", r"credit odd gave -?(inf|nan) for \d+ of \d+ samples or steps that have rewards; return"),
         ("select=[{}:some]", "a selection has to give a bool for each sample"),
         ("select=[{}:listed]", "a selection has to give a bool for each sample, .* it gave list"),
         (

@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import RecipeError, load_recipe
 from flowgrpo.training.checking import check
 from flowgrpo.training.extensions.extension import Comparison, Extension, Extensions
+from flowgrpo.training.session import start
 from tests.parts.own_parts import IMAGES, same_when_resumed, write_part
 from tests.training.test_text_processes import launched, lines_of
 
@@ -166,3 +168,37 @@ def test_advantages_of_another_shape_are_refused() -> None:
         ValueError, match=r"of extension mean returned advantages of shape \(\); .* of the shape \(4,\)"
     ):
         Extensions({"mean": Mean()}).samples_compared(torch.ones(4), None)  # type: ignore[arg-type]
+
+
+def test_advantages_that_are_no_numbers_are_refused() -> None:
+    class Odd(Extension):
+        def advantages_made(self, advantages: Tensor, samples: object, batch: object) -> Tensor:
+            return advantages / (advantages - 1.0)
+
+    given = torch.tensor([0.0, 1.0, 2.0, 1.0])
+    with pytest.raises(ValueError, match=r"^advantages_made\(\) of extension odd gave inf for 2 of 4 samples or steps"):
+        Extensions({"odd": Odd()}).advantages_made(given, None, None)  # type: ignore[arg-type]
+    # A sample without a score has none before, and needs none after.
+    missing = torch.tensor([float("nan"), 2.0])
+    found = Extensions({"odd": Odd()}).advantages_made(missing, None, None)  # type: ignore[arg-type]
+    assert found[1] == 2.0
+
+
+@pytest.mark.slow
+def test_a_state_that_no_resume_can_read_ends_the_run_before_its_second_iteration(tmp_path: Path) -> None:
+    mine = write_part(
+        tmp_path,
+        f"import numpy as np\n{BASE}class Counts(Extension):\n"
+        "    def __init__(self):\n        self.seen = {}\n"
+        "    def update_done(self, samples, record):\n        self.seen['rate'] = np.float64(0.5)\n"
+        "    def state_dict(self):\n        return {'seen': self.seen}\n",
+    )
+    message = (
+        r"the state_dict\(\) of extensions/Counts has a numpy.float64 at \['seen'\]\['rate'\], which no resume can "
+        r"read; return numbers, text, tensors, and lists and mappings of them \(of NumPy values, write .item\(\) or "
+    )
+    words = [*TEXT, f"extensions=['{mine}:Counts']", "run.checkpoint_every=100"]
+    trainer = start(load_recipe("text", words), tmp_path / "run").trainer(Silent())
+    with pytest.raises(ValueError, match=message):
+        trainer.train()
+    assert trainer.next_iteration == 1

@@ -400,9 +400,9 @@ def test_a_client_verifies_the_certificate(served, pem: dict[str, str]):
     for url, ca_file in ((f"https://localhost:{server.port}", None), (other.url, pem["certificate"])):
         with pytest.raises(ValueError, match="the certificate was not accepted"):
             Remote(url, ca_file=ca_file, patience=1)
-    with pytest.raises(ValueError, match="remote: http://.*; if the server is encrypted, write https:// in url"):
+    with pytest.raises(ValueError, match=r"remote: http://.*; if the server is encrypted, write https:// in url"):
         Remote(f"http://localhost:{server.port}", patience=1)
-    with pytest.raises(ValueError, match="no encrypted connection: .*; .* write http:// in url"):
+    with pytest.raises(ValueError, match=r"no encrypted connection: .*; .* write http:// in url"):
         Remote(served().url.replace("http:", "https:"), patience=1)
     assert server.url == f"https://127.0.0.1:{server.port}"
 

@@ -77,3 +77,14 @@ def test_an_advantage_is_given_what_it_asks_for_and_nothing_else() -> None:
     scores = RewardBatch(REWARDS[:, None], ("r",), torch.ones(1), {}, {}, {})
     assert not set(SAMPLES) & set(vars(samples))
     assert compare(mine, scores, samples).tolist() == [0.0, 1.0, -1.0, -1.0]
+
+
+def test_an_advantage_that_is_no_number_is_refused_only_where_there_is_a_reward() -> None:
+    rewards = torch.tensor([0.0, 1, torch.nan, 0])
+    samples = SimpleNamespace(groups=GROUPS, outcomes=torch.ones(4, dtype=torch.bool))
+    scores = RewardBatch(rewards[:, None], ("r",), torch.ones(1), {}, {}, {})
+    for found in (lambda given, groups: given, lambda given, groups: given.nan_to_num(torch.inf)):
+        compare(found, scores, samples)
+    with pytest.raises(ValueError, match=r"the advantage gave nan for 2 of 3 samples or steps that have rewards;"):
+        compare(lambda given, groups: given / given, scores, samples)
+

@@ -2,9 +2,11 @@
 
 import json
 import shutil
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -44,6 +46,44 @@ def checkpoint(tmp_path: Path) -> Path:
     part = State(torch.arange(6.0))
     write_checkpoint(folder, 7, part, {"optimizer": part}, "run: {seed: 1}\n")  # type: ignore[arg-type]
     return folder
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, True, 3, 0.5, 1j, "a", b"a", (1, [2, {3: "b"}]), {"a", "b"}, OrderedDict(a=1), Counter("aab"),
+     torch.Size([2]), torch.float16, torch.device("cpu"), torch.nn.Parameter(torch.ones(2))],
+    ids=lambda value: type(value).__name__,
+)  # fmt: skip
+def test_what_a_checkpoint_takes_can_be_read(tmp_path: Path, value: object) -> None:
+    (folder := tmp_path / "iter-000001").mkdir()
+    part, again = State({"mine": [value]}), State(None)
+    write_checkpoint(folder, 1, State(torch.ones(1)), {"own": part})  # type: ignore[arg-type]
+    state = torch.load(folder / "own.pt", weights_only=True)
+    again.load_state_dict(state)
+    found = again.state["mine"][0]  # type: ignore[index]
+    assert type(found) is type(value)
+    assert torch.equal(found, value) if isinstance(value, torch.Tensor) else found == value
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (np.float32(1), r"numpy.float32 at \['w'\]\['mine'\]\[0\]"),
+        (np.ones(2), r"numpy.ndarray at \['w'\]\['mine'\]\[0\]"),
+        ({np.int64(3): 1}, r"numpy.int64 at \['w'\]\['mine'\]\[0\], key .*3"),
+        (Path("a"), r"pathlib.*Path at"),
+        ({"a": lambda: 1}, r"builtins.function at .*\[0\]\['a'\]"),
+    ],
+)
+def test_what_no_resume_can_read_is_refused_before_a_file_is_written(
+    tmp_path: Path, value: object, message: str
+) -> None:
+    (folder := tmp_path / "iter-000001").mkdir()
+    with pytest.raises(
+        ValueError, match=f"the state_dict\\(\\) of own has a {message}.* no resume can read; return"
+    ):
+        write_checkpoint(folder, 1, State(torch.ones(1)), {"own": State({"mine": [value]})})  # type: ignore[arg-type]
+    assert not list(folder.iterdir())
 
 
 FILES = ("trained.safetensors", "optimizer.pt", "config.yaml", "state.json")

@@ -345,6 +345,26 @@ class Compared:
 SAMPLES = ("lengths", "prompts", "strata", "divergence")
 
 
+def refuse_not_finite(where: str, found: Tensor, known: Tensor) -> None:
+    """Refuse advantages that are NaN or infinite where what they are made of is finite: 0 would take their place.
+
+    Args:
+        where: what made the advantages.
+        found: advantages, of any shape.
+        known: bool, of the same shape: where an advantage has to be finite.
+
+    Raises:
+        ValueError: an advantage is not finite. The message says how many are not.
+    """
+    wrong = known & ~found.isfinite()
+    if bool(wrong.any()):
+        value = float(found[wrong][0])
+        raise ValueError(
+            f"{where} gave {value} for {int(wrong.sum())} of {int(known.sum())} samples or steps that have rewards; "
+            "return finite numbers (a division by a standard deviation needs a small number added to it)"
+        )
+
+
 def compare(advantage: Callable[..., Tensor], scores: RewardBatch, samples: Any) -> Tensor:
     """[L] advantages of samples.
 
@@ -354,7 +374,8 @@ def compare(advantage: Callable[..., Tensor], scores: RewardBatch, samples: Any)
         samples: have `groups`, `outcomes` and what the advantage asks for.
 
     Raises:
-        ValueError: the advantage asks for a name that does not exist, or does not return one number per sample.
+        ValueError: the advantage asks for a name that does not exist, or does not return one finite number per
+            sample that has a reward.
     """
     compared = Compared(scores, samples)
     target: Any = advantage.func if isinstance(advantage, partial) else advantage
@@ -364,4 +385,5 @@ def compare(advantage: Callable[..., Tensor], scores: RewardBatch, samples: Any)
     if not isinstance(found, Tensor) or found.shape != (rows,):
         what = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
         raise ValueError(f"an advantage has to be a tensor of shape ({rows},), one number a sample; it gave {what}")
+    refuse_not_finite("the advantage", found, compared.rewards.isfinite())
     return found.to(compared.rewards.dtype)

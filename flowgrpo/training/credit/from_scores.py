@@ -20,7 +20,7 @@ from ..extensions.extension import Comparison, Extensions
 from ..folder.checkpoint import Stateful
 from ..images.critic import Critic
 from .combining import combine, counted_rewards, total_reward
-from .comparing import ADVANTAGES, compare
+from .comparing import ADVANTAGES, compare, refuse_not_finite
 from .credits import Judged
 from .pooling import Batch, Pooled
 from .selecting import centred, chosen_samples, kept_nodes
@@ -86,6 +86,9 @@ class Credit:
                 f"credit {recipe.credit.short} has to give an advantage for each of {nodes} nodes; it gave a tensor of "
                 f"shape {tuple(found.shape)}"
             )
+        # A credit gives NaN to a step that no score reaches.
+        if bool(judged.scores.values.isfinite().all()) and (mine is None or bool(mine.isfinite().all())):
+            refuse_not_finite(f"credit {recipe.credit.short}", found, torch.ones_like(found, dtype=torch.bool))
         found = extensions.advantages_made(found.nan_to_num(), everyone, batch)
         return found if recipe.clamp is None else found.clamp(-recipe.clamp, recipe.clamp)
 

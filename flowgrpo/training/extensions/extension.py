@@ -15,6 +15,7 @@ from ...configs.schema import AnyRecipe
 from ...parts.choice import Choice, given_names
 from ...parts.needs import Need, Rule
 from ...rewards.runner import RewardBatch
+from ..credit.comparing import refuse_not_finite
 from ..credit.pooling import Batch, Pooled
 from ..data import PromptRow
 from ..distributed.processes import Processes
@@ -334,4 +335,5 @@ def _advantages(extension: str, hook: str, found: Tensor, before: Tensor) -> Ten
             f"{hook}() of extension {extension} returned advantages of shape {tuple(found.shape)}; return advantages "
             f"of the shape {tuple(before.shape)} that it got"
         )
+    refuse_not_finite(f"{hook}() of extension {extension}", found, before.isfinite())
     return found

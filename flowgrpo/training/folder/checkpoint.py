@@ -9,6 +9,7 @@ of full models are many gigabytes.
 from __future__ import annotations
 
 import copy
+import io
 import json
 import zlib
 from collections.abc import Mapping
@@ -30,6 +31,7 @@ WEIGHTS, RECIPE, STATE = "trained.safetensors", "config.yaml", "state.json"
 LAST = 10_000_000
 """Largest number of iterations that a recipe allows. A larger number would be counted up to, one by one."""
 _BLOCK = 2**22
+_PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 
 class Written(Protocol):
@@ -72,6 +74,46 @@ class Kept:
         return self._state
 
 
+def check_readable(part: str, state: Any, place: str = "") -> None:
+    """Refuse a state that a checkpoint can hold and that no resume can read, because its types could run code.
+
+    Args:
+        part: name of the part in the checkpoint, for the message.
+        state: what its `state_dict` returned.
+        place: where in the state this value is.
+
+    Raises:
+        ValueError: a value is none of numbers, text, tensors, and lists and mappings of them. The message names its
+            place.
+    """
+    if type(state) in _PLAIN or isinstance(state, torch.Tensor):
+        return
+    if type(state) is dict:
+        for key, value in state.items():
+            check_readable(part, key, f"{place}, key {key!r}")
+            check_readable(part, value, f"{place}[{key!r}]")
+    elif type(state) in (list, tuple):
+        for number, value in enumerate(state):
+            check_readable(part, value, f"{place}[{number}]")
+    else:
+        _check_round_trip(part, state, place)
+
+
+def _check_round_trip(part: str, value: Any, place: str) -> None:
+    """Check a value of a type that is not plain, as torch has a list of further types that it reads."""
+    buffer = io.BytesIO()
+    try:
+        torch.save(value, buffer)
+        buffer.seek(0)
+        torch.load(buffer, map_location="cpu", weights_only=True)
+    except Exception as error:
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        raise ValueError(
+            f"the state_dict() of {part} has a {kind}{place and f' at {place}'}, which no resume can read; return "
+            "numbers, text, tensors, and lists and mappings of them (of NumPy values, write .item() or .tolist())"
+        ) from error
+
+
 class DamagedCheckpoint(ValueError):
     """A checkpoint has changed since it was written."""
 
@@ -85,9 +127,12 @@ def write_checkpoint(
 
     Raises:
         OSError: a file could not be written; the error names the file.
+        ValueError: a state could not be read again, see `check_readable`.
     """
     tensors = {k: v.contiguous() for k, v in weights.state_dict().items()}
     states = {f"{name}.pt": part.state_dict() for name, part in parts.items()}
+    for name, state in states.items():
+        check_readable(name.removesuffix(".pt"), state)
     needed = _bytes_of([tensors, *states.values()])
     with writing(folder / WEIGHTS, needed):
         save_file(tensors, folder / WEIGHTS)

@@ -18,7 +18,16 @@ from ..distributed.processes import Processes
 from ..reporting.reporter import Reporter
 from ..stopping import Stop
 from .changing import adopt, first_checkpoint, former_ends, schedule_notes
-from .checkpoint import RECIPE, Gathered, Kept, Stateful, Written, read_checkpoint, write_checkpoint
+from .checkpoint import (
+    RECIPE,
+    Gathered,
+    Kept,
+    Stateful,
+    Written,
+    check_readable,
+    read_checkpoint,
+    write_checkpoint,
+)  # fmt: skip
 from .files import writing
 from .resuming import differences, gaps, newest_whole
 from .run_folder import RunFolder
@@ -107,8 +116,17 @@ class Keeper:
     # -- writing -----------------------------------------------------------------------------------------------
 
     def moving(self) -> dict[str, Written]:
-        """Copies of the parts that an iteration changes before its first optimizer step."""
-        return {name: Kept(part) for name, part in self.parts().items() if name not in self.steady}
+        """Copies of the parts that an iteration changes before its first optimizer step.
+
+        Raises:
+            ValueError: no resume could read a state. So a run learns of it early, and not at its first checkpoint.
+        """
+        copies: dict[str, Written] = {}
+        for name, part in self.parts().items():
+            if name not in self.steady:
+                copies[name] = Kept(part)
+                check_readable(name, copies[name].state_dict())
+        return copies
 
     def pause(self, iteration: int) -> int:
         """Write a checkpoint if it is due; returns the number of the signal that ends the run here, or 0.
