@@ -143,12 +143,11 @@ def sample(
     if kind == "images":
         from ..inference.inference import sample_images
 
-        for path in sample_images(
+        sample_images(
             model, _plain(rows), out, seed=seed, count=count, noise=noise, overrides=overrides, base=base,
             checkpoint=checkpoint, lora_scale=lora_scale, animation=animation, fps=fps,
             rows=rows if height is None and width is None else (), say=say,
-        ):  # fmt: skip
-            say(str(path))
+        )  # fmt: skip
         return
     from ..inference.text_inference import sample_texts
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,14 @@ import torch
 
 from ..configs.schema import AnyRecipe, Recipe
 from ..core.addressing import address
+from ..pipelines.experience import Experience
+from ..rewards.base import RewardError
 from ..rewards.runner import RewardBatch, RewardSet
 from ..training.checking import reward_specs
 from ..training.credit.pooling import asked
 from ..training.data import PromptRow, column_names
 from ..training.evaluating import evaluation_key
-from ..training.folder.run_folder import save_image, write_text
+from ..training.folder.run_folder import save_image
 from ..training.images.evaluator import company_of
 from ..training.images.sized_rollout import chosen, sizes_of
 from ..training.planning import steps_of
@@ -27,8 +28,9 @@ from ..training.reporting.clock import Clock
 from ..training.reporting.records import reward_means, sample_records, standard_errors
 from ..training.tasks import FlowTask
 from .animations import Animation
+from .kept_samples import KeptSamples
 from .opening import ImageModel, check_not_run, check_sizes, image_recipe, is_run, open_images
-from .text_inference import how_text, iterations_done, new_index, task_of, text_task, write_completions
+from .text_inference import how_text, iterations_done, task_of, text_task
 
 Say = Callable[[str], None]
 CPU = torch.device("cpu")
@@ -52,7 +54,9 @@ def model_images(
         overrides: changed keys of the recipe with which the model is called.
     """
     opened = open_images(model, image_recipe(model, overrides))
-    return opened.evaluator(prompts).images(prompts, noises)
+    images = opened.evaluator(prompts).images(prompts, noises)
+    assert isinstance(images, torch.Tensor)
+    return images
 
 
 def sample_images(
@@ -92,7 +96,7 @@ def sample_images(
         animation: file of a video, see `Animation`; the frames of a PNG file stand side by side.
         fps: frames a second of the video; by default as the call says.
         rows: the prompts with the columns of their file, if images are to have the sizes of the file.
-        say: called with lines that say what is done.
+        say: called with lines that say what is done, and with the path of each file as it is written.
 
     Raises:
         ValueError: a file with the name of an image exists, the folder is a run folder, `noise` is given with several
@@ -119,12 +123,18 @@ def sample_images(
         keys = [noise] * len(prompts)
         if is_run(model) and len(prompts) == 1 and not overrides:
             texts, keys, places, sizes = _company(opened, prompts[0], noise, sizes[0], say)
-    images = opened.evaluator(texts).images(texts, keys, sizes=sizes)
+    evaluator = opened.evaluator(texts)
     out.mkdir(parents=True, exist_ok=True)
-    for path, place in zip(paths, places, strict=True):
-        save_image(path, images[place])
+    wanted = dict(zip(places, paths, strict=True))
+    shown: dict[int, torch.Tensor] = {}
+    for place, image in evaluator.each_image(texts, keys, sizes):
+        if place in wanted:
+            save_image(wanted[place], image)
+            say(str(wanted[place]))
+            if moving is not None:
+                shown[place] = image
     if moving is not None:
-        moving.write([images[place] for place in places], opened.call, say)
+        moving.write([shown[place] for place in places], opened.call, say)
     return paths
 
 
@@ -194,7 +204,7 @@ def evaluate_model(
         recipe: says how samples are made, and has the prompts, rewards and lengths; of images or of text.
         split: the prompts: one of `SPLITS`.
         out: folder for the samples with their rewards: `index.jsonl` in the format of a run's `samples/index.jsonl`,
-            and for images `eval-NNNN.png`.
+            and for images `eval-NNNN.png`. Images are written as they are made, and their rewards at the end.
         base: for a run, evaluate the model before training.
         checkpoint: for a run, evaluate this checkpoint: `latest`, or the number of iterations before it.
         say: called with lines that say what is evaluated, and how many samples are done.
@@ -208,7 +218,6 @@ def evaluate_model(
         raise ValueError(
             f"{model} makes {made}, but {recipe.name} is a recipe of {recipe.task}; name a recipe of {made}"
         )
-    index = None if out is None else new_index(out, "evaluation")
     source, rows = recipe.data.source(split), read_split(recipe, split)
     if not source or not rows:
         raise ValueError(
@@ -221,65 +230,61 @@ def evaluate_model(
         reward.check("images" if recipe.task == "images" else "completions", columns, grouped=True)
     total = len(rows) * recipe.evaluate.seeds
     names = ", ".join(rewards.names)
+    kept = None if out is None else KeptSamples(out, 0 if base else iterations_done(model, checkpoint))
     say(f"{_named(model, checkpoint)}: {len(rows)} prompts of {source}, {total} samples, scored by {names}")
-    experience = _evaluated(model, recipe, rows, source, base, checkpoint, say)
+    experience = _evaluated(model, recipe, rows, source, base, checkpoint, kept, say)
     say(f"scoring {total} samples")
-    scores = rewards.score(*asked(rows, experience))
+    try:
+        scores = rewards.score(*asked(rows, experience))
+    except RewardError:
+        if kept is not None:
+            say(f"{kept.index} lists the samples without rewards")
+        raise
     rewards.close()
     # Samples of several sizes are in the order of the sizes; the run's evaluation is in the order of the prompts.
     owners = experience.prompt_of_sample
     order = sorted(range(len(owners)), key=owners.__getitem__)
-    if index is not None:
+    if kept is not None:
         numbers = sorted(range(len(order)), key=order.__getitem__)
-        records = chosen(sample_records(rows, experience, scores, numbers), order)
-        done = 0 if base else iterations_done(model, checkpoint)
-        _write_samples(index, done, records, chosen(experience.samples, order))
+        kept.scored(numbers, sample_records(rows, experience, scores, numbers), experience.samples)
     return _summaries(scores.taken(order), torch.tensor(chosen(owners, order)))
 
 
-def _write_samples(index: Path, iteration: int, records: Sequence[Mapping[str, Any]], samples: Sequence[Any]) -> None:
-    """Write the samples of an evaluation: completions into a new index, images beside it."""
-    if isinstance(samples[0], str):
-        write_completions(index, "eval", iteration, records, samples)
-    else:
-        _write_images(index, iteration, records, samples)
-
-
-def _write_images(
-    index: Path, iteration: int, records: Iterable[Mapping[str, Any]], images: Iterable[torch.Tensor]
-) -> None:
-    """Write the images of an evaluation beside a new index of them; the index comes last.
-
-    Args:
-        index: the file to write.
-        iteration: number of iterations that trained the model.
-        records: one for each image.
-        images: N images [3, H, W], or videos [F, 3, H, W].
-    """
-    index.parent.mkdir(parents=True, exist_ok=True)
-    lines = []
-    for number, (record, image) in enumerate(zip(records, images, strict=True)):
-        name = f"eval-{number:04d}.png"
-        save_image(index.parent / name, image)
-        lines.append({"phase": "eval", "iteration": iteration, **record, "image": name})
-    write_text(index, "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
-
-
 def _evaluated(
-    model: str, recipe: AnyRecipe, rows: list[PromptRow], source: str, base: bool, checkpoint: str | None, say: Say
+    model: str,
+    recipe: AnyRecipe,
+    rows: list[PromptRow],
+    source: str,
+    base: bool,
+    checkpoint: str | None,
+    kept: KeptSamples | None,
+    say: Say,
 ) -> Any:
+    """The samples of an evaluation; `kept` gets them as they are made."""
     keys = [evaluation_key(row) for row in rows]
     seen = progress(len(rows) * recipe.evaluate.seeds, say)
     if not isinstance(recipe, Recipe):
         say(how_text(recipe))
         task = text_task(model, recipe, base=base, checkpoint=checkpoint)
-        return task.evaluation(rows, keys, Clock(CPU, task.clock_parts), seen)
+        found = task.evaluation(rows, keys, Clock(CPU, task.clock_parts), seen)
+        if kept is not None:
+            kept.add(rows, found, range(len(found.samples)))
+        return found
     say(how(recipe))
     check_sizes(model, recipe, rows, base, checkpoint)
     opened = open_images(model, recipe, base=base, checkpoint=checkpoint)
     rows[:] = opened.illustrated(opened.sized(rows), source)
     evaluator = opened.evaluator([row.prompt for row in rows])
-    return evaluator.evaluation(rows, keys, Clock(CPU, FlowTask.clock_parts), seen)
+    done = 0
+
+    def made(own: Sequence[PromptRow], experience: Experience, numbers: Sequence[int]) -> None:
+        nonlocal done
+        done += len(numbers)
+        if kept is not None:
+            kept.add(own, experience, numbers)
+        seen(done)
+
+    return evaluator.evaluation(rows, keys, Clock(CPU, FlowTask.clock_parts), made)
 
 
 def progress(total: int, say: Say) -> Callable[[int], None]:

@@ -33,7 +33,8 @@ from ..training.session import lora_spec
 from ..training.text.text_policy import Completions, TextPolicy
 from ..training.text.text_task import TextTask
 from .checkpoints import find_checkpoint, hint_of, iterations_of, load_checkpoint
-from .opening import check_not_run, is_run, recipe_of_run, refuse_other_path, run_config
+from .kept_samples import new_index
+from .opening import is_run, recipe_of_run, refuse_other_path, run_config
 
 WordsRecipe = TextRecipe | MaskedRecipe
 
@@ -221,24 +222,6 @@ def sample_texts(
     records = [{**record, "seed": seed + record["seed"]} for record in sample_records(rows, found, nothing)]
     write_completions(index, "sample", 0 if base else iterations_done(model, checkpoint), records, found.samples)
     return index, found
-
-
-def new_index(out: Path, better: str) -> Path:
-    """Path of the file that lists samples in a folder.
-
-    Args:
-        out: the folder.
-        better: name of a folder in `out` that would do if `out` is a run folder.
-
-    Raises:
-        ValueError: the file exists, the folder has the pictures of an evaluation, or it is a run folder.
-    """
-    index = out / "index.jsonl"
-    for taken in (index, *sorted(out.glob("eval-*.png"))):
-        if taken.exists():
-            raise ValueError(f"{taken} exists; name another folder with --out")
-    check_not_run(out, better)
-    return index
 
 
 def write_completions(

@@ -17,6 +17,8 @@ from flowgrpo.configs.load import dump_recipe, load_recipe
 from flowgrpo.inference.inference import evaluate_model, model_images, sample_images
 from flowgrpo.inference.opening import evaluation_recipe, image_recipe, open_images
 from flowgrpo.pipelines.conformance.conform import TINY
+from flowgrpo.pipelines.policy import FlowPolicy
+from flowgrpo.rewards.base import RewardError
 from flowgrpo.training.data import prompt_path
 from flowgrpo.training.session import start
 from flowgrpo.worlds.scenes.flow import CALL
@@ -218,6 +220,7 @@ def test_a_noise_that_is_none_of_the_runs_is_said_to_be_made_alone(finished: Pat
     assert said == [
         f"1 image(s) by {finished}: float32, 4 steps, batch 6",
         "no image of the run's evaluations has this prompt and noise; the image is made alone",
+        str(tmp_path / "000-1.png"),
     ]
 
 
@@ -318,6 +321,60 @@ def test_an_evaluation_keeps_its_images_with_their_rewards(finished: Path, tmp_p
     ):
         status, _, errors = command("evaluate", str(finished), "--base", "--out", str(finished / place))
         assert (status, words in errors) == (1, True)
+
+
+def interrupted_after(monkeypatch: pytest.MonkeyPatch, batches: int) -> None:
+    """End the next command after some batches of images, as Ctrl-C does."""
+    decode, made = FlowPolicy.decode, []
+
+    def counted(self: FlowPolicy, *given: object, **more: object) -> torch.Tensor:
+        if len(made) == batches:
+            raise KeyboardInterrupt
+        made.append(1)
+        return decode(self, *given, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(FlowPolicy, "decode", counted)
+
+
+def test_what_was_sampled_before_an_interruption_is_kept(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = ["rollout.batch=2", "rollout.decode_batch=1"]
+    own = evaluation_recipe(str(finished), None, small)
+    whole, kept = tmp_path / "whole", tmp_path / "kept"
+    evaluate_model(str(finished), own, out=whole)
+    interrupted_after(monkeypatch, 2)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate_model(str(finished), own, out=kept)
+    lines, scored = ([json.loads(line) for line in (folder / "index.jsonl").open()] for folder in (kept, whole))
+    assert (len(lines), len(scored)) == (4, 6)
+    for line, other in zip(lines, scored):
+        assert line["rewards"] == {}
+        assert {**line, "rewards": 0, "sub_scores": 0} == {**other, "rewards": 0, "sub_scores": 0}
+        assert (kept / line["image"]).read_bytes() == (whole / other["image"]).read_bytes()
+    said: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        sample_images(str(finished), ["a star", "a box"], tmp_path / "new", count=2, overrides=small, say=said.append)
+    assert not (tmp_path / "new").is_dir() or not list((tmp_path / "new").iterdir())
+    monkeypatch.undo()
+    interrupted_after(monkeypatch, 1)
+    with pytest.raises(KeyboardInterrupt):
+        sample_images(str(finished), ["a star", "a box"], tmp_path / "new", count=2, overrides=small, say=said.append)
+    names = ["000-0.png", "000-1.png"]
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == names
+    assert said[-2:] == [str(tmp_path / "new" / name) for name in names]
+
+
+def test_a_reward_that_fails_costs_no_samples(finished: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def broken(images, **_):\n    raise RuntimeError('no')\n")
+    recipe = evaluation_recipe(str(finished), None, [f"evaluate.rewards=[{{name: '{tmp_path}/mine.py:broken'}}]"])
+    said: list[str] = []
+    with pytest.raises(RewardError, match="RuntimeError: no"):
+        evaluate_model(str(finished), recipe, out=tmp_path / "kept", say=said.append)
+    assert said[-1] == f"{tmp_path}/kept/index.jsonl lists the samples without rewards"
+    lines = [json.loads(line) for line in (tmp_path / "kept" / "index.jsonl").open()]
+    assert [line["rewards"] for line in lines] == [{}] * 6
+    assert all((tmp_path / "kept" / line["image"]).is_file() for line in lines)
 
 
 @pytest.mark.parametrize("words", [("--seed", "99999999999999999999"), ("--seed", "-1"), ("--noise", str(2**63))])

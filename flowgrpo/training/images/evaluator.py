@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -20,8 +19,10 @@ from ..prompts.prompt_rows import Size
 from ..reporting.clock import Clock
 from .sized_rollout import SizedPolicies, SizedRollout, by_size, chosen, sized_rollout, sizes_of
 
-Seen = Callable[[int], None]
-"""Called with the number of samples that are done."""
+Made = Callable[[Sequence[PromptRow], Experience, Sequence[int]], None]
+"""Called with prompts, some of their images, and the number of each image among all of an evaluation.
+
+Images are numbered prompt by prompt, in the order of the evaluation's prompts."""
 
 
 def company_of(recipe: Recipe) -> int:
@@ -49,7 +50,7 @@ class Evaluator:
         return Plan(sigmas, tuple(StepPlan() for _ in sigmas[1:]), roots=roots)
 
     def evaluation(
-        self, rows: Sequence[PromptRow], keys: Sequence[int], clock: Clock, seen: Seen | None = None
+        self, rows: Sequence[PromptRow], keys: Sequence[int], clock: Clock, made: Made | None = None
     ) -> Experience | SizedRollout:
         """Images of held-out prompts; if prompts have sizes, one size after the other.
 
@@ -57,17 +58,15 @@ class Evaluator:
             rows: the prompts.
             keys: a number for each prompt that addresses its noises.
             clock: measures where the time goes.
-            seen: called with the number of images that are done. If given, the images are made some at a time; they are
-                the same images.
+            made: called with each part of the images. If given, the images are made some at a time; they are the same
+                images.
         """
         if all(row.size is None for row in rows):
-            return self._of_one_size(self.policy, rows, keys, clock, seen)
-        parts, done = [], 0
+            return self._of_one_size(self.policy, rows, range(len(rows)), keys, clock, made)
+        parts = []
         for size, places in by_size(sizes_of(rows)):
-            tell = None if seen is None else partial(_after, seen, done)
-            own = chosen(rows, places), chosen(keys, places)
-            parts.append((size, places, self._of_one_size(self._policy(size), *own, clock, tell)))
-            done += len(places) * self.recipe.evaluate.seeds
+            own = chosen(rows, places), places, chosen(keys, places)
+            parts.append((size, places, self._of_one_size(self._policy(size), *own, clock, made)))
         return sized_rollout(parts)
 
     def _policy(self, size: Size | None) -> FlowPolicy:
@@ -77,52 +76,46 @@ class Evaluator:
         return self.sized.of(size)
 
     def _of_one_size(
-        self, policy: FlowPolicy, rows: Sequence[PromptRow], keys: Sequence[int], clock: Clock, seen: Seen | None
+        self,
+        policy: FlowPolicy,
+        rows: Sequence[PromptRow],
+        places: Sequence[int],
+        keys: Sequence[int],
+        clock: Clock,
+        made: Made | None,
     ) -> Experience:
         prompts, seeds = tuple(row.prompt for row in rows), self.recipe.evaluate.seeds
         plan, parts = self.plan(seeds, policy), []
-        size = None if seen is None else math.lcm(company_of(self.recipe), seeds) // seeds
+        size = None if made is None else math.lcm(company_of(self.recipe), seeds) // seeds
         for part in chunks_of(len(rows), size):
             with clock.part("denoiser"):
                 rollout = policy.sample(prompts, keys, plan, chunk=part, told=clock.count)
             with clock.part("decode"):
                 images = policy.decode(rollout, prompts, clock.count)
             parts.append(Experience(rollout, plan, prompts, images, 1, tuple(keys)))
-            if seen is not None:
-                seen(part.stop * seeds)
+            if made is not None:
+                made(rows, parts[-1], [place * seeds + seed for place in places[part] for seed in range(seeds)])
         return join_experiences(parts)
 
     def images(
-        self,
-        prompts: Sequence[str],
-        noises: Sequence[int],
-        seen: Seen | None = None,
-        sizes: Sequence[Size | None] | None = None,
+        self, prompts: Sequence[str], noises: Sequence[int], sizes: Sequence[Size | None] | None = None
     ) -> Tensor | list[Tensor]:
         """Images [N, 3, H, W] in [0, 1] of N prompts, on the CPU, each from the noise of its own seed.
 
         Videos are [N, F, 3, H, W]. With `sizes`, one for each prompt, the images are a list, in the order of the
         prompts.
         """
-        if sizes is None or all(size is None for size in sizes):
-            return self._images(self.policy, prompts, noises, seen)
-        found: dict[int, Tensor] = {}
-        for size, places in by_size(sizes):
-            tell = None if seen is None else partial(_after, seen, len(found))
-            own = chosen(prompts, places), chosen(noises, places)
-            found |= dict(zip(places, self._images(self._policy(size), *own, tell)))
-        return [found[place] for place in range(len(prompts))]
+        found = dict(self.each_image(prompts, noises, sizes))
+        images = [found[place] for place in range(len(prompts))]
+        return torch.stack(images) if sizes is None or all(size is None for size in sizes) else images
 
-    def _images(self, policy: FlowPolicy, prompts: Sequence[str], noises: Sequence[int], seen: Seen | None) -> Tensor:
-        plan, parts = self.plan(1, policy), []
-        for part in chunks_of(len(prompts), company_of(self.recipe)):
-            rollout = policy.sample(prompts, noises, plan, chunk=part, noises=noises[part])
-            parts.append(policy.decode(rollout, prompts))
-            if seen is not None:
-                seen(part.stop)
-        return torch.cat(parts)
-
-
-def _after(seen: Seen, done: int, count: int) -> None:
-    """Tell a number of samples, after those that are done."""
-    seen(done + count)
+    def each_image(
+        self, prompts: Sequence[str], noises: Sequence[int], sizes: Sequence[Size | None] | None = None
+    ) -> Iterator[tuple[int, Tensor]]:
+        """The images of `images`, each with the number of its prompt, as they are made."""
+        for size, places in by_size(sizes or [None] * len(prompts)):
+            policy, texts, seeds = self._policy(size), chosen(prompts, places), chosen(noises, places)
+            plan = self.plan(1, policy)
+            for part in chunks_of(len(texts), company_of(self.recipe)):
+                rollout = policy.sample(texts, seeds, plan, chunk=part, noises=seeds[part])
+                yield from zip(places[part], policy.decode(rollout, texts), strict=True)

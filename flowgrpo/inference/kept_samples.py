@@ -1,0 +1,98 @@
+"""A folder that gets the samples of an evaluation as they are made, and their rewards when they are scored.
+
+So what was sampled is not lost, where the evaluation is stopped, a reward fails or the disk is full.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..rewards.runner import RewardBatch
+from ..training.data import PromptRow
+from ..training.folder.files import writing
+from ..training.folder.run_folder import save_image, write_text
+from ..training.reporting.records import sample_records
+from .opening import check_not_run
+
+UNSCORED = RewardBatch(torch.zeros(0, 0), (), torch.zeros(0), {}, {}, {})
+"""The scores of samples that are not scored."""
+
+
+class KeptSamples:
+    """Writes samples into a new folder: `index.jsonl` in the format of a run, and for images `eval-NNNN.png`.
+
+    Args:
+        out: the folder.
+        iteration: number of iterations that trained the model.
+
+    Raises:
+        ValueError: the folder has samples already, or is a run folder.
+        OSError: the folder cannot be written.
+    """
+
+    def __init__(self, out: Path, iteration: int) -> None:
+        self.index = new_index(out, "evaluation")
+        self._head = {"phase": "eval", "iteration": iteration}
+        out.mkdir(parents=True, exist_ok=True)
+        if not os.access(out, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(out))
+
+    def add(self, rows: Sequence[PromptRow], experience: Any, numbers: Sequence[int]) -> None:
+        """Write some samples without rewards.
+
+        Args:
+            rows: prompts.
+            experience: the samples of some of these prompts.
+            numbers: the number of each sample among all samples.
+        """
+        records = sample_records(rows, experience, UNSCORED, numbers)
+        lines = []
+        for number, record, sample in zip(numbers, records, experience.samples, strict=True):
+            if not isinstance(sample, str):
+                save_image(self.index.parent / self._named(number), sample)
+            lines.append(self._line(number, record, sample))
+        with writing(self.index), self.index.open("a", encoding="utf-8") as handle:
+            handle.write("".join(lines))
+
+    def scored(self, numbers: Sequence[int], records: Sequence[Mapping[str, Any]], samples: Sequence[Any]) -> None:
+        """Replace the index by one with the rewards; every sample was added before.
+
+        Args:
+            numbers: the number of each sample; the index is in their order.
+            records: of the samples.
+            samples: images or completions.
+        """
+        lines = {n: self._line(n, *one) for n, *one in zip(numbers, records, samples, strict=True)}
+        write_text(self.index, "".join(lines[number] for number in sorted(lines)))
+
+    def _named(self, number: int) -> str:
+        return f"eval-{number:04d}.png"
+
+    def _line(self, number: int, record: Mapping[str, Any], sample: Any) -> str:
+        shown = {"completion": sample} if isinstance(sample, str) else {"image": self._named(number)}
+        return json.dumps({**self._head, **record, **shown}, allow_nan=False) + "\n"
+
+
+def new_index(out: Path, better: str) -> Path:
+    """Path of the file that lists samples in a folder.
+
+    Args:
+        out: the folder.
+        better: name of a folder in `out` that would do if `out` is a run folder.
+
+    Raises:
+        ValueError: the file exists, the folder has the pictures of an evaluation, or it is a run folder.
+    """
+    index = out / "index.jsonl"
+    for taken in (index, *sorted(out.glob("eval-*.png"))):
+        if taken.exists():
+            raise ValueError(f"{taken} exists; name another folder with --out")
+    check_not_run(out, better)
+    return index
