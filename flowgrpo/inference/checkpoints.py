@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from ..configs.schema import AnyRecipe
 from ..intake.json_text import parse_json
 from ..intake.links import check_links
-from ..training.folder.checkpoint import WEIGHTS, verify_checkpoint
+from ..training.folder.checkpoint import WEIGHTS, DamagedCheckpoint, verify_checkpoint
 from ..training.folder.leftovers import BEST
 from ..training.folder.run_folder import RunFolder
 from ..weights.trained import TrainedWeights
@@ -50,7 +50,13 @@ def find_checkpoint(model: str, which: str) -> Path:
             f"{LATEST!r} is the newest"
         )
     folder = RunFolder(run).checkpoint(number)
-    verify_checkpoint(folder)
+    try:
+        verify_checkpoint(folder)
+    except DamagedCheckpoint:
+        if folder.is_dir() or which != LATEST:
+            raise
+        # A run that goes on has removed it, and has a newer one.
+        return find_checkpoint(model, which)
     return folder
 
 
@@ -69,8 +75,13 @@ def load_checkpoint(weights: TrainedWeights, folder: Path, recipe: AnyRecipe) ->
         recipe: of the run.
 
     Raises:
-        ValueError: the checkpoint is of other weights, or has no average.
+        ValueError: the checkpoint is gone or of other weights, or has no average.
     """
+    if not folder.is_dir():
+        raise ValueError(
+            f"{folder} is gone: the run goes on, and has removed it while the model was loading; try again, or keep "
+            "more checkpoints with run.keep"
+        )
     if recipe.optimizer.ema is None:
         weights.load_state_dict(load_file(folder / WEIGHTS))
         return

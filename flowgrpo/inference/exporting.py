@@ -13,6 +13,7 @@ from ..training.folder.leftovers import RESULTS
 from ..training.folder.model_card import CARD
 from ..training.folder.run_folder import RunFolder
 from ..training.result_card import Known, write_result_card
+from ..weights.pipeline_folders import safetensors_faults
 from ..weights.saving import new_folder
 from .checkpoints import find_checkpoint, hint_of, iterations_of
 from .opening import image_recipe, is_run, open_images
@@ -33,7 +34,8 @@ def export_weights(model: str, out: Path, *, checkpoint: str | None = None) -> N
         checkpoint: the checkpoint to write, see `find_checkpoint`; None for the result of the finished run.
 
     Raises:
-        ValueError: the model is not a run, the folder exists, or the run has no result or no such checkpoint.
+        ValueError: the model is not a run, the folder exists, a file of the result is damaged, or the run has no
+            result or no such checkpoint.
     """
     if not is_run(model):
         raise ValueError(f"{model} is not a run folder (no config.yaml); give one that `flowgrpo train` wrote")
@@ -45,6 +47,9 @@ def export_weights(model: str, out: Path, *, checkpoint: str | None = None) -> N
         found = result_of(run)
         if found is None:
             raise ValueError(f"{run} has no trained weights yet; finish it with `flowgrpo resume {run}`{hint_of(run)}")
+        for file in sorted(found.rglob("*.safetensors")):
+            for fault in safetensors_faults(file):
+                raise ValueError(f"{fault}{hint_of(run)}")
         with new_folder(out) as target:
             shutil.copytree(found, target, dirs_exist_ok=True)
             add_card(target, recipe, run, iterations_of(run, recipe.evaluate.results, recipe.run.iterations))

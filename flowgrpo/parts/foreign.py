@@ -4,10 +4,28 @@ from __future__ import annotations
 
 import os
 import sys
+import sysconfig
 import threading
 import traceback
+from collections.abc import Iterable
+from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+_PACKAGE = str(Path(__file__).resolve().parents[1])
+
+
+def own_lines(frames: Iterable[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+    """The calls that are in a user's own files: in no library, and not in this package."""
+    folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    libraries = (*folders, _PACKAGE, "<")
+    return [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith(libraries)]
+
+
+def own_line(error: BaseException) -> traceback.FrameSummary | None:
+    """The innermost call of a user's own code from which an exception came; None if no such code was called."""
+    found = own_lines(traceback.extract_tb(error.__traceback__))
+    return found[-1] if found else None
 
 
 class Quit(RuntimeError):

@@ -10,7 +10,6 @@ import importlib.metadata
 import importlib.util
 import inspect
 import sys
-import traceback
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from importlib.machinery import PathFinder
@@ -18,10 +17,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from .foreign import contained
+from .foreign import contained, own_line
 
 _FILES: dict[Path, tuple[tuple[int, int], ModuleType]] = {}
-_PACKAGE = str(Path(__file__).resolve().parents[1])
 CALLED = "or a class with `__call__`"
 
 
@@ -158,10 +156,8 @@ def told(error: BaseException) -> str:
     said = f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
     if isinstance(error, SyntaxError):
         return f"line {error.lineno}: {said}, which is a syntax error; correct it"
-    # The author's own code is the last call in a file that belongs to no library.
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith((_PACKAGE, "<"))]
-    return f"{Path(own[-1].filename).name}, line {own[-1].lineno}: {said}" if own else said
+    own = own_line(error)
+    return said if own is None else f"{Path(own.filename).name}, line {own.lineno}: {said}"
 
 
 def _definitions(module: ModuleType) -> list[str]:

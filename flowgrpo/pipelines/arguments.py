@@ -118,18 +118,24 @@ def size_faults(folder: Path, call: Mapping[str, Any], place: str) -> Iterator[s
             yield f"{place}{name} is {value}, but this pipeline makes only multiples of {unit}; write {near}"
 
 
-def refuse_other_size(call: Mapping[str, Any], height: int, width: int) -> None:
+def refuse_other_size(call: Mapping[str, Any], height: int, width: int, frames: int | None = None) -> None:
     """Refuse images whose size differs from the call. Many pipelines silently round a size that they cannot make.
 
+    Args:
+        call: arguments of the pipeline's call.
+        height: of an image that the pipeline made, in pixels.
+        width: of the same image, in pixels.
+        frames: of a video; None for an image.
+
     Raises:
-        ValueError: an image's height or width, in pixels, is not the height or width of the call.
+        ValueError: an image's height or width, or the number of frames, is not as in the call.
     """
-    for name, made in (("height", height), ("width", width)):
+    for name, made in (("height", height), ("width", width), ("num_frames", frames)):
         asked = call.get(name)
-        if type(asked) is not int or asked == made:
+        if type(asked) is not int or made is None or asked == made:
             continue
         mend = f"write {name}: {made}"
-        if max(asked, made) % min(asked, made) == 0:
+        if name != "num_frames" and max(asked, made) % min(asked, made) == 0:
             # Some classes assume a scale of the VAE. With another VAE, the size is wrong by the ratio of the scales.
             mend = f"leave {name} out, or give the pipeline a VAE of the scale that its class assumes"
         raise ValueError(f"the call's {name} is {asked}, but the pipeline makes {made}; {mend}")

@@ -197,7 +197,8 @@ class Denoiser:
 
         def decode(x: Tensor, prompts: Sequence[str]) -> Tensor:
             images = stacked(self._replay.decode(str(self._decoder), x, self._own, prompts)).float()
-            refuse_other_size(self.caller.call, images.shape[-2], images.shape[-1])
+            frames = images.shape[1] if images.ndim == 5 else None
+            refuse_other_size(self.caller.call, images.shape[-2], images.shape[-1], frames)
             return images
 
         return self._by_kin(decode, x.to(self.probe.dtype), prompts)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..parts.foreign import own_line
 from .base import InvalidScores, MissingDependency, Reward, RewardError, RewardSpec, Scores
 from .inputs import Inputs, check_inputs, keep
 from .registry import build, check_options, resolve
@@ -198,7 +199,9 @@ class RewardSet:
             if index is not None
             else f"a call with samples {numbers[0]} to {numbers[-1]} (the first prompt is {prompt!r})"
         )
-        parts = [f"reward {reward.name!r} failed on {where}: {type(error).__name__}: {str(error).rstrip('.')}."]
+        line = own_line(error)
+        place = "" if line is None else f", at {line.filename}:{line.lineno}"
+        parts = [f"reward {reward.name!r} failed on {where}{place}: {type(error).__name__}: {str(error).rstrip('.')}."]
         if attempts > 1:
             parts.append(f"The call was tried {attempts} times.")
         if len(rows) > 1 and not (reward.whole_group or reward.remote or isinstance(error, InvalidScores)):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import faulthandler
 import math
 import sys
-import sysconfig
 import threading
 import time
 import traceback
@@ -19,6 +18,7 @@ from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
+from ..parts.foreign import own_lines
 from .given_up import flush, give_up
 from .threads import Line
 
@@ -127,9 +127,7 @@ def _place(thread: threading.Thread) -> str:
     if frame is None:
         return ""
     stack = traceback.extract_stack(frame)
-    libraries = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-    own = [entry for entry in stack if not entry.filename.startswith((*libraries, "<"))]
-    last = (own or stack)[-1]
+    last = (own_lines(stack) or stack)[-1]
     return f"; it is at {last.filename}:{last.lineno}, in {last.name}"
 
 

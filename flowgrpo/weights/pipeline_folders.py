@@ -98,10 +98,10 @@ def weight_faults(folder: Path) -> Iterator[str]:
     if not files and not any(folder.glob("*.bin")) and not any(folder.glob("*.index.json")):
         yield f"{folder} holds no weights (*.safetensors or *.bin); get the model again"
     for file in files:
-        yield from _safetensors_faults(file)
+        yield from safetensors_faults(file)
 
 
-def _safetensors_faults(file: Path) -> Iterator[str]:
+def safetensors_faults(file: Path) -> Iterator[str]:
     """Find a file that is cut short: its header says how long the file should be."""
     size, damaged = file.stat().st_size, f"{file} is cut short or damaged"
     with file.open("rb") as handle:

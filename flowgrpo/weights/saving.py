@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from .adapter_state import adapter_state, set_adapter_state
 from .json_files import read_json_object
-from .pipeline_folders import from_hub, is_part, parts_of
+from .pipeline_folders import from_hub, is_part, parts_of, safetensors_faults
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -170,10 +170,12 @@ def put_adapter(module: nn.Module, adapter: str, file: Path, prefix: str) -> Non
         prefix: removed from names in the file that begin with it.
 
     Raises:
-        ValueError: the file is missing, or its layers or its rank differ from the adapter.
+        ValueError: the file is missing or damaged, or its layers or its rank differ from the adapter.
     """
     if not file.is_file():
         raise ValueError(f"{file} is missing; give a folder that a run has written")
+    for fault in safetensors_faults(file):
+        raise ValueError(f"{fault}, or name a checkpoint of the run with --checkpoint")
     state = {key.removeprefix(prefix): value for key, value in load_file(file).items()}
     wanted = adapter_state(module, adapter)
     shapes, given = ({key: list(value.shape) for key, value in one.items()} for one in (wanted, state))

@@ -13,6 +13,8 @@ from flowgrpo.configs.load import dump_recipe, load_recipe
 from flowgrpo.inference.checkpoints import find_checkpoint
 from flowgrpo.inference.exporting import export_weights
 from flowgrpo.inference.inference import evaluate_model, sample_images
+from flowgrpo.text.model import load_language_model
+from flowgrpo.training.folder.checkpoint import verify_checkpoint
 from flowgrpo.training.session import start
 from tests.conftest import Command
 from tests.inference.test_inference import shown
@@ -107,8 +109,42 @@ def test_what_cannot_be_taken_is_said(small_text: list[str], tmp_path: Path, com
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(ValueError, match=r"iter-000002/trained.safetensors has \d+ bytes of"):
         export_weights(str(run), tmp_path / "damaged", checkpoint="2")
+    file = run / "lora" / "adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    damaged = "adapter_model.safetensors is cut short or damaged: it has"
+    with pytest.raises(ValueError, match=rf"{damaged} .*, or take a checkpoint: --checkpoint 3"):
+        export_weights(str(run), tmp_path / "damaged")
+    assert not (tmp_path / "damaged").exists()
+    with pytest.raises(ValueError, match=rf"{damaged} .*, or name a checkpoint of the run with --checkpoint"):
+        evaluate_model(str(run), load_recipe(run / "config.yaml"))
     outside = tmp_path / "outside"
     outside.mkdir()
     (run / "checkpoints" / "iter-000009").symlink_to(outside)
     with pytest.raises(ValueError, match="links that lead out of it"):
         find_checkpoint(str(run), "latest")
+
+
+def test_the_newest_checkpoint_of_a_run_that_goes_on(
+    small_text: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run may remove a checkpoint, once it has a newer one, while somebody reads it."""
+    run = tmp_path / "run"
+    start(load_recipe("text", [*small_text, THREE]), run).trainer(Silent()).train()
+    newest = run / "checkpoints" / "iter-000003"
+
+    def removed(folder: Path) -> None:
+        if newest.is_dir():
+            shutil.rmtree(newest)
+        verify_checkpoint(folder)
+
+    monkeypatch.setattr("flowgrpo.inference.checkpoints.verify_checkpoint", removed)
+    assert find_checkpoint(str(run), "latest").name == "iter-000002"
+    second = run / "checkpoints" / "iter-000002"
+
+    def loading(*given: object, **more: object) -> object:
+        shutil.rmtree(second)
+        return load_language_model(*given, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("flowgrpo.inference.text_inference.load_language_model", loading)
+    with pytest.raises(ValueError, match=r"iter-000002 is gone: the run goes on, .* or keep more .* with run\.keep"):
+        evaluate_model(str(run), load_recipe(run / "config.yaml"), checkpoint="latest")

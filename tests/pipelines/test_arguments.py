@@ -61,3 +61,7 @@ def test_a_picture_of_another_size_than_asked_for_is_refused():
     # The pipeline makes 32 here, and with width 32 it would make 16.
     with pytest.raises(ValueError, match="width is 64, but the pipeline makes 32; leave width out, or give"):
         refuse_other_size({"height": 32, "width": 64}, 32, 32)
+    refuse_other_size({"num_frames": 9}, 48, 64, 9)
+    refuse_other_size({"num_frames": 9}, 48, 64)
+    with pytest.raises(ValueError, match="num_frames is 10, but the pipeline makes 9; write num_frames: 9"):
+        refuse_other_size({"num_frames": 10}, 48, 64, 9)

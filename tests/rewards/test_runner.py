@@ -388,3 +388,11 @@ def test_close_reaches_every_reward_even_past_a_fault() -> None:
     with pytest.raises(RewardError, match="'r0' failed while it was closed: OSError: already gone"):
         rewards(Server(label="a"), Spy(), Server(label="b")).close()
     assert closed == ["a", "b"]
+
+
+def test_the_line_of_a_users_own_code_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("import json\n\n\ndef mine(completions, **_):\n    return [json.loads(c) for c in completions]\n")
+    rewards = RewardSet([RewardSpec(f"{file}:mine")])
+    with pytest.raises(RewardError, match=rf"sample 1 \(prompt 'b'\), at {file}:5: JSONDecodeError: "):
+        rewards.score(["1", "x"], ["a", "b"])

@@ -9,7 +9,7 @@ import pytest
 
 from flowgrpo.bench.interruption import contents
 from flowgrpo.bench.measures import Silent
-from flowgrpo.configs.load import dump_recipe, load_recipe, recipe_names
+from flowgrpo.configs.load import RecipeError, dump_recipe, load_recipe, recipe_names
 from flowgrpo.configs.yaml_text import parse_yaml
 from flowgrpo.training.folder.changing import adopt, changeable, former_ends, schedule_notes, with_changes
 from flowgrpo.training.folder.run_folder import RunFolder
@@ -163,7 +163,7 @@ def folder_of(tmp_path: Path, recipe: str, *words: str) -> RunFolder:
 
 @pytest.mark.parametrize(
     "word",
-    ["optimizer.learning_rate=1e-3", "run.seed=1", "run={iterations: 9}", "evaluation.every=1", "rewards.0.weight=2"],
+    ["optimizer.learning_rate=1e-3", "run.seed=1", "run={iterations: 9}", "rewards.0.weight=2"],
 )
 def test_what_would_change_the_run_is_refused_with_what_may_change(tmp_path: Path, word: str) -> None:
     run = folder_of(tmp_path, "flow_grpo")
@@ -171,6 +171,11 @@ def test_what_would_change_the_run_is_refused_with_what_may_change(tmp_path: Pat
     with pytest.raises(ValueError, match=r"would change what the run is.*run\.iterations, .*evaluate\.\*.*--out NEW"):
         with_changes(run, ["run.iterations=500", word])
     assert run.config.read_text() == text
+
+
+def test_a_key_that_does_not_exist_is_said_to_be_unknown(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"evaluation.*did you mean 'evaluate'"):
+        with_changes(folder_of(tmp_path, "flow_grpo"), ["evaluation.every=1"])
 
 
 def test_a_run_cannot_become_shorter_than_it_is(tmp_path: Path) -> None:

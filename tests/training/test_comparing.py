@@ -87,4 +87,3 @@ def test_an_advantage_that_is_no_number_is_refused_only_where_there_is_a_reward(
         compare(found, scores, samples)
     with pytest.raises(ValueError, match=r"the advantage gave nan for 2 of 3 samples or steps that have rewards;"):
         compare(lambda given, groups: given / given, scores, samples)
-

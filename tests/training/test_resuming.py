@@ -79,9 +79,7 @@ def test_what_no_resume_can_read_is_refused_before_a_file_is_written(
     tmp_path: Path, value: object, message: str
 ) -> None:
     (folder := tmp_path / "iter-000001").mkdir()
-    with pytest.raises(
-        ValueError, match=f"the state_dict\\(\\) of own has a {message}.* no resume can read; return"
-    ):
+    with pytest.raises(ValueError, match=f"the state_dict\\(\\) of own has a {message}.* no resume can read; return"):
         write_checkpoint(folder, 1, State(torch.ones(1)), {"own": State({"mine": [value]})})  # type: ignore[arg-type]
     assert not list(folder.iterdir())
 

@@ -54,9 +54,10 @@ def with_changes(run: RunFolder, words: Sequence[str]) -> AnyRecipe:
         words: overrides, as `load_recipe` takes them.
 
     Raises:
-        ValueError: a key may not change, or the run would be shorter than it is already.
+        ValueError: a key is unknown or may not change, a value is wrong, or the run would be shorter than it is
+            already.
     """
-    recipe = load_recipe(run.config)
+    recipe, changed = load_recipe(run.config), load_recipe(run.config, words)
     allowed = changeable(recipe)
     keys = [word.partition("=")[0].strip() for word in words]
     if refused := [key for key in keys if not _allowed(key, allowed)]:
@@ -69,7 +70,6 @@ def with_changes(run: RunFolder, words: Sequence[str]) -> AnyRecipe:
             f"{', '.join(refused)} {why}. These keys may change: {', '.join(allowed)}. For anything else begin a new "
             f"run: `flowgrpo train {run.config} KEY=VALUE --out NEW`"
         )
-    changed = load_recipe(run.config, words)
     done = max((_number(path) for path in run.list_checkpoints()), default=0)
     if changed.run.iterations < done:
         raise ValueError(
