@@ -38,7 +38,9 @@ class ModelConfig(Section):
     call: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the pipeline's own call.")
     variant: Literal["auto", "direct", "inject", "slice", "fast_forward", "relay"] = "auto"
     gradient_checkpointing: bool = False
-    release_text_encoders: bool = Field(True, description="Free the text encoders once all prompts are encoded.")
+    release_text_encoders: bool = Field(
+        True, description="Free the text encoders once the prompts that the run draws are encoded."
+    )
     offload: list[Literal["vae", "text_encoders"]] = Field(
         default_factory=list,
         description="Parts that wait in host memory, and are on the accelerator only while they are used.",
@@ -62,7 +64,7 @@ class ModelConfig(Section):
             raise ValueError(f"quantize computes in bfloat16, and dtype is {self.dtype}; write dtype: bfloat16")
         if "text_encoders" in self.offload and self.release_text_encoders:
             raise ValueError(
-                "release_text_encoders frees the text encoders once all prompts are encoded, and offload keeps them; "
+                "release_text_encoders frees the text encoders once the prompts of the run are encoded, and offload keeps them; "
                 "write release_text_encoders: false, or leave text_encoders out of offload"
             )
         return self

@@ -13,7 +13,7 @@ from ..parts.traits import saying
 from ..training.data import read_prompts
 from ..training.distributed.processes import Processes
 from ..training.planning import Forecast, forecast, nfe_of, search_passes
-from ..training.session import kept_prompts
+from ..training.prompt_embeddings import kept_prompts, met_at_most
 from . import UTILISATION
 from .disk import on_disk
 from .memory import SHARDING, Shares, passing, resting, waiting
@@ -218,7 +218,7 @@ def _cached_prompts(recipe: Recipe, train: int, heldout: int, gpus: int) -> int:
     templates, share = max(len(recipe.data.templates), 1), math.ceil(heldout / gpus)
     most = kept_prompts(recipe, heldout)
     if recipe.model.release_text_encoders:
-        return train * templates + heldout
+        return met_at_most(recipe, train) * templates + heldout
     drawn = math.ceil(recipe.rollout.prompts / gpus) * recipe.run.iterations
     met = min(train, drawn) * templates + share
     return met if most is None else min(met, most)
@@ -262,7 +262,7 @@ def table(found: Estimate) -> list[str]:
     if found.peak > found.gpu.gib * GIB:
         largest = max(found.resting, key=lambda name: found.resting[name], default="")
         if largest == "prompt embeddings":
-            mend = "the embeddings of all prompts take most of it; write model.release_text_encoders: false"
+            mend = "the embeddings of the prompts take most of it; write model.release_text_encoders: false"
         elif (
             found.full and found.sharding is None and (rest := sum(found.resting.values()) / GIB) > 0.8 * found.gpu.gib
         ):

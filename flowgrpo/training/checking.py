@@ -28,6 +28,7 @@ from .model_paths import (
     model_folder,
     recommended_arguments,
 )
+from .prompt_embeddings import met_at_most
 from .prompt_lengths import long_prompts
 from .recipe_findings import Checked, Fault
 from .recipe_plans import check_plans, idle_plan_options
@@ -154,9 +155,10 @@ def _call(found: Checked, recipe: Recipe) -> None:
     if call is None or found.data is None:
         return
     data = found.data
-    if recipe.model.release_text_encoders and len(data.train.rows) > MOST_ENCODED:
+    met = met_at_most(recipe, len(data.train.rows)) * max(len(recipe.data.templates), 1)
+    if recipe.model.release_text_encoders and met > MOST_ENCODED:
         text = (
-            f"all {len(data.train.rows):,} prompts of {recipe.data.train} are encoded before the run starts, and kept, "
+            f"{met:,} prompts of {recipe.data.train} are encoded before the run starts, and kept, "
             "because model.release_text_encoders is true; write false to encode prompts when they are drawn"
         )
         found.findings.append(Fault("note", text, "model.release_text_encoders"))

@@ -42,6 +42,7 @@ from .masked.masked_task import MaskedTask
 from .model_paths import DTYPES, UNTRAINED, call_arguments, load_pipeline, quiet_libraries
 from .number_format import notes_on_format
 from .planning import levels_of, planner, steps_of
+from .prompt_embeddings import SPARE_EMBEDDINGS, kept_prompts, met_prompts
 from .prompts.prompt_rows import Size
 from .recipe_findings import Checked
 from .recipe_prompts import cuts_completions, with_revisions
@@ -55,12 +56,6 @@ from .trainer import Trainer
 
 if TYPE_CHECKING:
     from ..weights.sharding import Shards
-
-SPARE_EMBEDDINGS = 64 * 2**20
-"""Bytes of prompt embeddings that are kept beyond `kept_prompts`.
-
-They hold a dozen prompts of a large model, or all prompts of the embedded model."""
-
 
 Doing = Callable[..., None]
 """Called with what is done now, and maybe with how much of it is done, and with the whole."""
@@ -157,17 +152,6 @@ def lora_spec(config: LoraConfig) -> LoraSpec:
     return LoraSpec(rank=config.rank, alpha=config.alpha, targets=targets, init=config.init, compute=config.compute)
 
 
-def kept_prompts(recipe: Recipe, heldout: int) -> int | None:
-    """The number of prompts whose embeddings are kept; None keeps all.
-
-    Embeddings are megabytes each, and prompt files have many thousands of prompts. The number is enough for two
-    iterations and an evaluation, so that none of them encodes a prompt twice.
-    """
-    if recipe.model.release_text_encoders or recipe.critic is not None:
-        return None
-    return 2 * recipe.rollout.prompts * max(len(recipe.data.templates), 1) + heldout + 1
-
-
 def load_flow_task(
     recipe: Recipe,
     folder: str,
@@ -217,8 +201,7 @@ def load_flow_task(
         compile_blocks(pipe)
     cache = PromptCache(pipe, call, most=kept_prompts(recipe, len(data.heldout)), spare=SPARE_EMBEDDINGS)
     if model.release_text_encoders:
-        asked = [templated(row, template) for template in recipe.data.templates for row in data.train.rows]
-        rows = [*data.train.rows, *data.heldout, *asked]
+        rows = met_prompts(recipe, data)
         for number, row in enumerate(rows):
             doing("encoding prompts", number, len(rows))
             cache.encode([row.prompt])

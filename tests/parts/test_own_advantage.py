@@ -112,8 +112,8 @@ def flat(judged):
     return judged.advantages[:1]
 
 
-def odd(judged):
-    return judged.of_samples() / 0.0
+def odd(judged, *, none=False):
+    return judged.of_samples() * float("nan" if none else "inf")
 
 
 def some(rewards, groups):
@@ -136,7 +136,8 @@ def listed(rewards, groups):
         ("advantage={}:short", r"an advantage has to be a tensor of shape \(8,\), one number a sample; it gave \(7,\)"),
         ("advantage={}:greedy", "an advantage asks for 'pixels', which a run does not give; it gives lengths, prompts"),
         ("credit={}:flat", r"credit flat has to give an advantage for each of \d+ nodes; it gave a tensor of shape"),
-        ("credit={}:odd", r"credit odd gave -?(inf|nan) for \d+ of \d+ samples or steps that have rewards; return"),
+        ("credit={}:odd", r"credit odd gave -?inf for \d+ of \d+ samples or steps that have rewards; return"),
+        ("credit={{name: '{}:odd', none: true}}", r"credit odd gave nan for (\d+) of \1 samples or steps that have rewards; return"),
         ("select=[{}:some]", "a selection has to give a bool for each sample"),
         ("select=[{}:listed]", "a selection has to give a bool for each sample, .* it gave list"),
         (

@@ -1,14 +1,19 @@
 """A cache of prompts that keeps a limited number of prompts."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from flowgrpo.bench.measures import Silent
+from flowgrpo.configs.load import load_recipe
 from flowgrpo.configs.schema import Recipe
 from flowgrpo.pipelines.prompt_cache import PromptCache
+from flowgrpo.training.data import Data, PromptRow, PromptStream
 from flowgrpo.training.model_paths import load_pipeline, model_folder
-from flowgrpo.training.session import kept_prompts
+from flowgrpo.training.prompt_embeddings import kept_prompts, met_prompts
+from flowgrpo.training.session import start
 
 pytestmark = pytest.mark.slow
 
@@ -90,3 +95,42 @@ def test_two_iterations_and_an_evaluation_are_kept_and_all_that_cannot_be_encode
     templated = {**plain, "data": {"templates": ["{prompt}", "{prompt}, drawn"]}}
     assert kept_prompts(Recipe.model_validate(templated), 20) == 16 + 16 + 20 + 1
     assert kept_prompts(Recipe.model_validate({**plain, "model": {"release_text_encoders": True}}), 20) is None
+
+
+def stream_of(count: int) -> Data:
+    return Data(PromptStream([PromptRow(k, f"prompt {k}") for k in range(count)], seed=3), [PromptRow(0, "held out")])
+
+
+def test_of_a_long_file_only_the_prompts_that_the_run_draws_are_encoded():
+    plain = {"rewards": [{"name": "gold"}], "rollout": {"prompts": 4}, "run": {"iterations": 5}}
+    data = stream_of(1000)
+    found = met_prompts(Recipe.model_validate(plain), data)
+    texts = [row.text for row in found]
+    assert texts[:2] == ["prompt 0", "prompt 1"]
+    assert texts[-1] == "held out"
+    drawn = {row.text for iteration in range(5) for row in data.train.take(4 * iteration, 4)}
+    assert set(texts) == drawn | {"prompt 0", "prompt 1", "held out"}
+    assert len(texts) == len(set(texts)) <= 23
+    short = stream_of(20)
+    assert [row.text for row in met_prompts(Recipe.model_validate(plain), short)[:-1]] == [
+        row.text for row in short.train.rows
+    ]
+    chosen = Recipe.model_validate({**plain, "extensions": [{"name": "curriculum"}]})
+    assert len(met_prompts(chosen, data)) == 1001
+
+
+def test_a_run_on_a_long_file_encodes_what_it_draws(tmp_path: Path):
+    (tmp_path / "long.txt").write_text("".join(f"a red circle and {k} stars\n" for k in range(2000)))
+    words = [
+        f"data.train={tmp_path / 'long.txt'}", "data.heldout=null", "model.release_text_encoders=true",
+        "rollout={prompts: 2, group: 2, batch: 4}", "run.iterations=2", "rewards=[{name: jpeg_compressibility}]",
+        "evaluate={}",
+    ]  # fmt: skip
+    told: list[tuple[str, int, int]] = []
+    session = start(
+        load_recipe("mixgrpo", words),
+        tmp_path / "run",
+        doing=lambda text, *more: told.append((text, *more)) if more else 0,
+    )
+    assert {total for text, _, total in told if text == "encoding prompts"} <= {4, 5, 6}
+    session.trainer(Silent()).train()

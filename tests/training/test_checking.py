@@ -90,6 +90,6 @@ def test_of_a_long_file_some_prompts_are_looked_at(tmp_path: Path, monkeypatch: 
     notes = check(recipe).texts("note")
     # Prompts 0, 3, 6 and 9 are looked at.
     assert any("1 of 4 prompts" in note and "(of 11, the others were not looked at)" in note for note in notes)
-    assert any("all 11 prompts" in note and "release_text_encoders" in note for note in notes)
+    assert any(note.startswith("11 prompts") and "release_text_encoders" in note for note in notes)
     (tmp_path / "p.txt").write_text("a\n" * 4)
     assert not any("others" in note or "encoded" in note for note in check(recipe).texts("note"))

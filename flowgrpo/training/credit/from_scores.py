@@ -86,9 +86,9 @@ class Credit:
                 f"credit {recipe.credit.short} has to give an advantage for each of {nodes} nodes; it gave a tensor of "
                 f"shape {tuple(found.shape)}"
             )
-        # A credit gives NaN to a step that no score reaches.
-        if bool(judged.scores.values.isfinite().all()) and (mine is None or bool(mine.isfinite().all())):
-            refuse_not_finite(f"credit {recipe.credit.short}", found, torch.ones_like(found, dtype=torch.bool))
+        # A credit gives NaN to a step that no score reaches. It reaches some, where samples have scores.
+        lost = bool(found.isnan().all()) and not bool(judged.scores.values.isnan().any())
+        refuse_not_finite(f"credit {recipe.credit.short}", found, ~found.isnan() | lost)
         found = extensions.advantages_made(found.nan_to_num(), everyone, batch)
         return found if recipe.clamp is None else found.clamp(-recipe.clamp, recipe.clamp)
 

@@ -1,0 +1,42 @@
+"""Which prompts of a run of images are encoded before it starts, and of how many the embeddings are kept."""
+
+from __future__ import annotations
+
+from ..configs.schema import Recipe
+from .data import Data, PromptRow, templated
+from .extensions.extension import has_hook
+
+SPARE_EMBEDDINGS = 64 * 2**20
+"""Bytes of prompt embeddings that are kept beyond `kept_prompts`.
+
+They hold a dozen prompts of a large model, or all prompts of the embedded model."""
+
+
+def kept_prompts(recipe: Recipe, heldout: int) -> int | None:
+    """The number of prompts whose embeddings are kept; None keeps all.
+
+    Embeddings are megabytes each, and prompt files have many thousands of prompts. The number is enough for two
+    iterations and an evaluation, so that none of them encodes a prompt twice.
+    """
+    if recipe.model.release_text_encoders or recipe.critic is not None:
+        return None
+    return 2 * recipe.rollout.prompts * max(len(recipe.data.templates), 1) + heldout + 1
+
+
+def met_at_most(recipe: Recipe, train: int) -> int:
+    """The largest number of training prompts that a run can meet; `train` is the number in its file."""
+    if any(has_hook(choice, "prompts_drawn") for choice in recipe.extensions):
+        return train
+    return min(train, recipe.run.iterations * recipe.rollout.prompts)
+
+
+def met_prompts(recipe: Recipe, data: Data) -> list[PromptRow]:
+    """The prompts that a run of images meets: of a long prompt file, only those that its iterations draw.
+
+    The first two prompts are always among them, because the replay is checked on them.
+    """
+    rows, most = data.train.rows, met_at_most(recipe, len(data.train.rows))
+    if most < len(rows):
+        rows = list({row.id: row for row in (*rows[:2], *data.train.take(0, most))}.values())
+    asked = [templated(row, template) for template in recipe.data.templates for row in rows]
+    return [*rows, *data.heldout, *asked]
