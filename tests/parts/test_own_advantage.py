@@ -137,7 +137,10 @@ def listed(rewards, groups):
         ("advantage={}:greedy", "an advantage asks for 'pixels', which a run does not give; it gives lengths, prompts"),
         ("credit={}:flat", r"credit flat has to give an advantage for each of \d+ nodes; it gave a tensor of shape"),
         ("credit={}:odd", r"credit odd gave -?inf for \d+ of \d+ samples or steps that have rewards; return"),
-        ("credit={{name: '{}:odd', none: true}}", r"credit odd gave nan for (\d+) of \1 samples or steps that have rewards; return"),
+        (
+            "credit={{name: '{}:odd', none: true}}",
+            r"credit odd gave nan for (\d+) of \1 samples or steps that have rewards; return",
+        ),
         ("select=[{}:some]", "a selection has to give a bool for each sample"),
         ("select=[{}:listed]", "a selection has to give a bool for each sample, .* it gave list"),
         (
