@@ -64,8 +64,8 @@ class ModelConfig(Section):
             raise ValueError(f"quantize computes in bfloat16, and dtype is {self.dtype}; write dtype: bfloat16")
         if "text_encoders" in self.offload and self.release_text_encoders:
             raise ValueError(
-                "release_text_encoders frees the text encoders once the prompts of the run are encoded, and offload keeps them; "
-                "write release_text_encoders: false, or leave text_encoders out of offload"
+                "release_text_encoders frees the text encoders once the prompts of the run are encoded, and offload "
+                "keeps them; write release_text_encoders: false, or leave text_encoders out of offload"
             )
         return self
 
@@ -242,12 +242,20 @@ class LanguageModelConfig(Section):
     )
     system: str | None = Field(None, description="System message; only for models with a chat template.")
     chat: bool | None = Field(None, description="Use the chat template; by default if the tokenizer has one.")
+    chat_template_kwargs: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Values for further variables of the chat template, such as `{enable_thinking: false}`.",
+    )
     shared_prefix: bool = Field(
         True, description="Encode the prompt of a group once, and score equal completions of it once."
     )
 
     @model_validator(mode="after")
     def _start_is_trained(self) -> LanguageModelConfig:
+        if self.chat is False and (self.system is not None or self.chat_template_kwargs):
+            raise ValueError(
+                "chat is false, and system and chat_template_kwargs need the chat template; leave them out"
+            )
         self.lora.check_trained(self.train)
         return self
 
@@ -265,6 +273,9 @@ class GenerationConfig(Section):
     )
     top_p: float | None = Field(None, gt=0, le=1, description="Sample only from the likeliest tokens with this mass.")
     max_prompt_tokens: int = Field(2048, ge=1, description="A longer prompt is refused before the run.")
+    long_prompts: Literal["refuse", "drop"] = Field(
+        "refuse", description="`drop` leaves longer training prompts out, and a note says how many."
+    )
     engine: Literal["transformers", "vllm"] = Field(
         "transformers", description="`vllm` samples with vLLM, which gets the trained weights before it samples."
     )
@@ -367,6 +378,9 @@ class MaskedGenerationConfig(Section):
     tokens: int = Field(256, ge=1, description="Positions of a completion; the text ends at the first end token.")
     temperature: float = Field(1.0, gt=0, description="Logits are divided by it, in sampling and in scoring.")
     max_prompt_tokens: int = Field(2048, ge=1, description="A longer prompt is refused before the run.")
+    long_prompts: Literal["refuse", "drop"] = Field(
+        "refuse", description="`drop` leaves longer training prompts out, and a note says how many."
+    )
 
 
 def _states_begin_alike(recipe: Any, section: MaskedSamplerConfig) -> list[str]:

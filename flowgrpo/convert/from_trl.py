@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..configs.prompt_source import HUB
 from .conversion import Conversion
 from .foreign_settings import ForeignSettings
 from .reward_names import OF_TRL, entry_of
@@ -78,6 +80,12 @@ def _model(conversion: Conversion) -> None:
         conversion.carry("attn_implementation", "model.attention", attention)
     elif attention is not None:
         conversion.lose("attn_implementation", "model.attention is eager, sdpa or flash_attention_2")
+    values = settings.value("chat_template_kwargs")
+    if values is not None and not isinstance(values, dict):
+        raise settings.wrong("chat_template_kwargs", "a mapping of variables of the chat template")
+    if values:
+        conversion.carry("chat_template_kwargs", "model.chat_template_kwargs", values)
+    conversion.used("chat_template_kwargs")
     if not settings.flag("use_peft"):
         conversion.carry("use_peft", "model.train", "full")
         return
@@ -279,23 +287,37 @@ def _rewards(conversion: Conversion) -> None:
     conversion.used("reward_model_name_or_path", "reward_funcs", "reward_weights")
 
 
+def _hub_set(settings: ForeignSettings, split: str) -> str | None:
+    """A split of the file's data set of the hub, as a recipe names it; None if the file names no such data set."""
+    name, config = settings.text("dataset_name"), settings.text("dataset_config")
+    if name is None or settings.value("datasets") or re.fullmatch(r"[\w.-]+/[\w.-]+", name) is None:
+        return None
+    if Path(name).exists():
+        return None
+    return f"{HUB}{name}?split={split}" + (f"&config={config}" if config else "")
+
+
 def _data(conversion: Conversion) -> None:
-    """A file of prompts is carried over. A dataset of the hub has to be written into files first."""
+    """A file or a data set of the hub is carried over. A mixture of data sets has to be written into files first."""
     settings = conversion.settings
     name = settings.text("dataset_name")
     evaluates = settings.text("eval_strategy") not in (None, "no")
-    files = name is not None and name.endswith(ENDINGS)
-    conversion.carry("dataset_name", "data.train", name if files else PROMPTS[0])
-    if not files:
-        keys = [key for key in ("dataset_name", "datasets", "dataset_config") if settings.value(key)] or "dataset_name"
+    train, test = (settings.text(f"dataset_{which}_split") or which for which in ("train", "test"))
+    known = name if name is not None and name.endswith(ENDINGS) else _hub_set(settings, train)
+    note = "" if known == name else "prompts are its column `prompt`; for another column add `&column=NAME`"
+    keys = [key for key in ("dataset_name", "datasets", "dataset_config") if settings.value(key)] or "dataset_name"
+    conversion.carry(keys if known else "dataset_name", "data.train", known or PROMPTS[0], note if known else "")
+    if known is None:
         written = f"`datasets.load_dataset(…, split='train').to_json('{PROMPTS[0]}')`"
         text = f"write its prompts into {PROMPTS[0]}, such as with {written}; a column `prompt` holds texts or "
         conversion.lose(keys, f"{text}conversations, and rewards get the other columns")
     conversion.used("dataset_name", "datasets", "dataset_config", "dataset_train_split", "dataset_test_split")
     conversion.used("test_split_size")
     if evaluates:
-        conversion.carry("eval_strategy", "data.heldout", PROMPTS[1])
-        conversion.want(f"write held-out prompts into {PROMPTS[1]}, or give another file as data.heldout")
+        heldout = _hub_set(settings, test)
+        conversion.carry("eval_strategy", "data.heldout", heldout or PROMPTS[1])
+        if heldout is None:
+            conversion.want(f"write held-out prompts into {PROMPTS[1]}, or give another file as data.heldout")
     else:
         note = "no evaluation; a file of held-out prompts shows what a run gains"
         conversion.carry("eval_strategy", "data.heldout", None, note)

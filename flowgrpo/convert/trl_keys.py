@@ -33,14 +33,18 @@ ROWS = (
     PlainRow("num_iterations", "optimizer.epochs", "count"),
     PlainRow("seed", "run.seed", "whole", "the random numbers are others"),
     PlainRow("save_total_limit", "run.keep", "count"),
-    PlainRow("max_prompt_length", "generation.max_prompt_tokens", "count", "a longer prompt is refused, not cut"),
+    PlainRow(
+        "max_prompt_length",
+        "generation.max_prompt_tokens",
+        "count",
+        "a longer prompt is refused, or left out with generation.long_prompts: drop; it is not cut",
+    ),
 )
 CLIENT = "a server of your own is not asked to sample here; generation.engine: vllm starts vLLM in the run"
 MISSING = (
     Missing("min_p", (0,), "use generation.top_p"),
     Missing("repetition_penalty", (1,), "sampling and scoring use the same distribution here; leave it out"),
     Missing("generation_kwargs", (), "write generation.temperature, top_p and top_k"),
-    Missing("chat_template_kwargs", (), "change the chat template of the tokenizer in a copy of the model's folder"),
     Missing(
         "top_entropy_quantile", (1,), "no objective here trains only on tokens of high entropy; use the whole answer"
     ),

@@ -107,8 +107,9 @@ def _loaded(path: str, recipe: WordsRecipe) -> Any:
     if isinstance(settings, MaskedModelConfig):
         return load_masked_model(path, dtype=dtype, attention=settings.attention)
     return load_language_model(
-        path, dtype=dtype, attention=settings.attention, chat=settings.chat, system=settings.system
-    )
+        path, dtype=dtype, attention=settings.attention, chat=settings.chat, system=settings.system,
+        chat_template_kwargs=settings.chat_template_kwargs,
+    )  # fmt: skip
 
 
 def open_weights(

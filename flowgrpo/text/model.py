@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from ..weights.lora import LoraSpec
 from ..weights.pipeline_folders import from_hub
 from ..weights.saving import ADAPTER_FILE, PEFT_PREFIX, put_adapter, save_adapter
 from ..weights.trained import ADAPTER, TrainedWeights
+from .chat_templates import check_variables
 from .model_folder import check_language_folder, load_whole
 from .positions import room_of
 from .recomputing import recompute
@@ -36,12 +37,14 @@ class LanguageModel:
         tokenizer: the tokenizer of the model.
         system: a system message, for chat templates.
         chat: whether prompts go through the chat template.
+        chat_template_kwargs: values for further variables of the chat template.
     """
 
     model: Any
     tokenizer: Any
     system: str | None = None
     chat: bool = False
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def positions(self) -> int | None:
@@ -93,7 +96,9 @@ class LanguageModel:
         if self.system is not None and talk[0]["role"] != "system":
             talk.insert(0, {"role": "system", "content": self.system})
         try:
-            text = self.tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
+            text = self.tokenizer.apply_chat_template(
+                talk, tokenize=False, add_generation_prompt=True, **self.chat_template_kwargs
+            )
         except TemplateError as error:
             raise ValueError(
                 f"the chat template of the tokenizer refuses a prompt: {error}; check the roles of the conversation "
@@ -116,6 +121,7 @@ def load_language_model(
     attention: str | None = None,
     chat: bool | None = None,
     system: str | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> LanguageModel:
     """Load a folder or hub id of transformers, in evaluation mode, because dropout makes log-probs irreproducible.
 
@@ -125,10 +131,11 @@ def load_language_model(
         attention: transformers' `attn_implementation`.
         chat: whether to use the chat template; None uses it if there is one.
         system: a system message; needs a chat template.
+        chat_template_kwargs: values for further variables of the chat template, such as `enable_thinking`.
 
     Raises:
         ValueError: if a file of the folder is missing or damaged, weights are missing, the model needs code of its own,
-            or a chat template is needed and there is none.
+            a chat template is needed and there is none, or it does not read one of the variables.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -140,10 +147,14 @@ def load_language_model(
         model = load_whole(AutoModelForCausalLM, path, dtype=dtype, **options)
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     has = bool(getattr(tokenizer, "chat_template", None))
-    if (chat or system is not None) and not has:
-        asked = "model.chat is true" if chat else "model.system is given"
+    values = dict(chat_template_kwargs or {})
+    if (chat or system is not None or values) and not has:
+        key = "system" if system is not None else "chat_template_kwargs"
+        asked = "model.chat is true" if chat else f"model.{key} is given"
         raise ValueError(f"{asked}, but the tokenizer of {path} has no chat template; leave this key out")
-    return LanguageModel(model, tokenizer, system, has if chat is None else chat)
+    if values:
+        check_variables(tokenizer, values, path)
+    return LanguageModel(model, tokenizer, system, has if chat is None else chat, values)
 
 
 def reinitialise(language: LanguageModel, seed: int) -> None:

@@ -50,13 +50,15 @@ from .reporting.reporter import Reporter
 from .stopping import Stop
 from .tasks import FlowTask, Task
 from .text.answer_objective import compares
-from .text.text_policy import TextPolicy, fitted
+from .text.text_policy import TextPolicy, check_positions
 from .text.text_task import TextTask
 from .trainer import Trainer
 
 if TYPE_CHECKING:
     from ..weights.sharding import Shards
 
+Note = Callable[[str], None]
+"""Called with a sentence that is reported when the run starts."""
 Doing = Callable[..., None]
 """Called with what is done now, and maybe with how much of it is done, and with the whole."""
 
@@ -122,7 +124,7 @@ class Session:
         else:
             self._doing("loading the model")
             load = load_text_task if isinstance(recipe, TextRecipe) else load_masked_task
-            self.task = load(recipe, checked.folder, self.data, device)  # type: ignore[arg-type]
+            self.task = load(recipe, checked.folder, self.data, device, self.notes.append)  # type: ignore[arg-type]
 
     def _make_rewards(self) -> None:
         """Make the rewards before the model, so that a fault of a reward is reported without a wait."""
@@ -254,8 +256,10 @@ def flow_policy(recipe: Recipe, denoiser: Denoiser, weights: TrainedWeights) -> 
     )
 
 
-def load_text_task(recipe: TextRecipe, folder: str, data: Data, device: torch.device) -> TextTask:
+def load_text_task(recipe: TextRecipe, folder: str, data: Data, device: torch.device, note: Note) -> TextTask:
     """Load a language model, add the trained weights and check that every prompt can be encoded.
+
+    `note` is told how many prompts are left out.
 
     Raises:
         ValueError: a prompt is longer than the recipe allows, or a prompt is a conversation and the model has no chat
@@ -263,12 +267,19 @@ def load_text_task(recipe: TextRecipe, folder: str, data: Data, device: torch.de
     """
     model = recipe.model
     language = load_language_model(
-        folder, dtype=DTYPES[model.dtype], attention=model.attention, chat=model.chat, system=model.system
-    )
+        folder, dtype=DTYPES[model.dtype], attention=model.attention, chat=model.chat, system=model.system,
+        chat_template_kwargs=model.chat_template_kwargs,
+    )  # fmt: skip
     if model.path == UNTRAINED:
         reinitialise(language, recipe.run.seed)
     language.model.to(device)
-    check_prompts(recipe, data, lambda row: len(fitted(language, row, recipe.generation.max_tokens)))
+    check_prompts(
+        recipe,
+        data,
+        lambda row: len(language.encode(row.text, row.messages)),
+        lambda row, count: check_positions(language, row.text, count, recipe.generation.max_tokens),
+        note,
+    )
     if model.train == "lora":
         weights = LanguageWeights.adapter(language, lora_spec(model.lora), seed=recipe.run.seed)
         begin(weights, recipe)
@@ -278,34 +289,65 @@ def load_text_task(recipe: TextRecipe, folder: str, data: Data, device: torch.de
     return TextTask(recipe, TextPolicy(language, weights, recipe))
 
 
-def check_prompts(recipe: TextRecipe | MaskedRecipe, data: Data, tokens: Callable[[PromptRow], int]) -> None:
-    """Check the lengths of all prompts of a run of text.
+def check_prompts(
+    recipe: TextRecipe | MaskedRecipe,
+    data: Data,
+    tokens: Callable[[PromptRow], int],
+    check_fits: Callable[[PromptRow, int], object],
+    note: Note,
+) -> None:
+    """Check the lengths of all prompts of a run of text, and leave long training prompts out if the recipe says so.
+
+    A held-out prompt is never left out, because a mean would be over other prompts than the file has.
 
     Args:
         recipe: for the largest length, and the names of the prompt files.
         data: the prompts.
-        tokens: the length of a prompt; raises ValueError if the model has no room for it.
+        tokens: the number of tokens of a prompt; raises ValueError if the prompt cannot be encoded.
+        check_fits: raises ValueError if the model has no room for a prompt of this number of tokens.
+        note: called with a sentence about the prompts that are left out.
 
     Raises:
-        ValueError: a prompt is empty, longer than the recipe allows, or longer than the model takes.
+        ValueError: a prompt is empty, longer than the recipe allows, or longer than the model takes, or all training
+            prompts would be left out.
     """
     most = recipe.generation.max_prompt_tokens
-    asked = [templated(row, template) for template in recipe.data.templates for row in data.train.rows]
-    for source, rows in ((recipe.data.train, [*data.train.rows, *asked]), (recipe.data.heldout, data.heldout)):
-        for row in rows:
-            try:
-                length = tokens(row)
-            except ValueError as error:
-                raise ValueError(f"{source}: prompt {row.id + 1}: {error}") from error
-            if not 0 < length <= most:
-                raise ValueError(
-                    f"{source}: prompt {row.id + 1} has {length} tokens; generation.max_prompt_tokens is {most}: "
-                    "raise it, or leave out the prompt"
-                )
+
+    def fits(source: str, row: PromptRow, drops: bool = False) -> bool:
+        try:
+            count = tokens(row)
+            if drops and count > most:
+                return False
+            check_fits(row, count)
+        except ValueError as error:
+            raise ValueError(f"{source}: prompt {row.id + 1}: {error}") from error
+        if not 0 < count <= most:
+            other = "" if source == recipe.data.heldout or not count else ", or write generation.long_prompts: drop"
+            raise ValueError(
+                f"{source}: prompt {row.id + 1} has {count} tokens; generation.max_prompt_tokens is {most}: "
+                f"raise it, or leave out the prompt{other}"
+            )
+        return True
+
+    source, rows, drops = recipe.data.train, data.train.rows, recipe.generation.long_prompts == "drop"
+    asked = [[row, *(templated(row, template) for template in recipe.data.templates)] for row in rows]
+    kept = [row for row, forms in zip(rows, asked) if all(fits(source, form, drops) for form in forms)]
+    if not kept:
+        raise ValueError(f"{source}: all prompts have more tokens than generation.max_prompt_tokens {most}; raise it")
+    if len(kept) < len(rows):
+        note(
+            f"{len(rows) - len(kept):,} of {len(rows):,} prompts of {source} are left out, because they have more than "
+            f"{most} tokens (generation.max_prompt_tokens)"
+        )
+        data.train.rows = kept
+    for row in data.heldout:
+        fits(str(recipe.data.heldout), row)
 
 
-def load_masked_task(recipe: MaskedRecipe, folder: str, data: Data, device: torch.device) -> MaskedTask:
+def load_masked_task(recipe: MaskedRecipe, folder: str, data: Data, device: torch.device, note: Note) -> MaskedTask:
     """Load a masked language model, add the trained weights and check that every prompt can be encoded.
+
+    `note` is told how many prompts are left out.
 
     Raises:
         ValueError: a prompt is longer than the recipe allows, or the model has no room for it and its completion.
@@ -320,7 +362,9 @@ def load_masked_task(recipe: MaskedRecipe, folder: str, data: Data, device: torc
         weights = LanguageWeights.whole(language, keep_reference=compares(recipe))
     weights.gradient_checkpointing(model.gradient_checkpointing)
     policy = MaskedPolicy(language, weights, recipe)
-    check_prompts(recipe, data, lambda row: len(policy.frame(row.text)[0]))
+    check_prompts(
+        recipe, data, lambda row: len(language.encode(row.text)[0]), lambda row, count: policy.frame(row.text), note
+    )
     return MaskedTask(recipe, policy)
 
 

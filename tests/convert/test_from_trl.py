@@ -100,6 +100,11 @@ def test_losses(
         ({"multi_objective_aggregation": "normalize_then_sum"}, "advantage", "gdpo"),
         ({"beta": 0.0}, "penalties", []),
         ({"top_p": 0.9}, "generation.top_p", 0.9),
+        (
+            {"chat_template_kwargs": {"thinking": False}},
+            "model.chat_template_kwargs",
+            {"thinking": False},
+        ),
         ({"top_k": 50}, "generation.top_k", 50),
         ({"fp16": True}, "model.dtype", "float16"),
         ({"bf16": False}, "model.dtype", "float32"),
@@ -110,6 +115,9 @@ def test_losses(
         ({"entropy_coef": 0.01}, "objective.entropy.high", 0.01),
         ({"eval_strategy": "no"}, "data.heldout", None),
         ({"dataset_name": "mine.jsonl"}, "data.train", "mine.jsonl"),
+        ({}, "data.train", "hub:somebody/sums?split=train"),
+        ({"eval_strategy": "steps", "dataset_test_split": "dev"}, "data.heldout", "hub:somebody/sums?split=dev"),
+        ({"dataset_config": "main"}, "data.train", "hub:somebody/sums?split=train&config=main"),
         ({"save_steps": 80}, "run.checkpoint_every", 20),
         ({"use_vllm": True}, "objective.correction", "mask"),
         ({"use_vllm": True}, "generation.engine", "vllm"),
@@ -213,7 +221,8 @@ def test_wrong_values_are_named(changes: dict[str, Any], says: str, tmp_path: Pa
         ({"repetition_penalty": 1.1}, "repetition_penalty 1.1"),
         ({"made_up": 3}, "made_up 3: this key is not known here"),
         ({}, "report_to 'wandb': write run.trackers"),
-        ({}, "dataset_name 'somebody/sums': write its prompts into prompts/train.jsonl"),
+        ({"dataset_name": "sums"}, "dataset_name 'sums': write its prompts into prompts/train.jsonl"),
+        ({"datasets": [{"path": "somebody/sums"}]}, "write its prompts into prompts/train.jsonl"),
     ],
 )
 def test_what_is_not_carried_over_is_said(changes: dict[str, Any], says: str, tmp_path: Path) -> None:

@@ -300,8 +300,50 @@ def test_conversations_go_through_the_chat_template(
     assert row.text == "45"
     assert language.decode(language.encode(row.text, row.messages)) == "-99+12-3+45="
     assert language.decode(language.encode(plain.text, plain.messages)) == "-99+7="
+    tokenizer_folder.chat_template += "{% if thinks %}9{% endif %}"
+    tokenizer_folder.save_pretrained(model)
+    words = [*overrides, f"model.path={model}"]
+    thinking = Session(load_recipe("text", [*words, "model.chat_template_kwargs={thinks: true}"]))
+    language = thinking.task.policy.language
+    assert language.decode(language.encode(plain.text, plain.messages)) == "+7=9"
+    for value, message in (
+        ("{thinsk: true}", r"does not read 'thinsk'; did you mean 'thinks'\? It reads thinks\."),
+        ("{add_generation_prompt: false}", "add_generation_prompt is set for each prompt; leave it out"),
+        ("{tokenize: true}", "tokenize is set for each prompt; leave it out"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Session(load_recipe("text", [*words, f"model.chat_template_kwargs={value}"]))
+    with pytest.raises(ValueError, match=r"model.chat_template_kwargs is given, but the tokenizer .* no chat template"):
+        Session(load_recipe("text", [*small, "model.chat_template_kwargs={thinks: true}"]))
+    with pytest.raises(RecipeError, match="chat is false, and system and chat_template_kwargs need the chat template"):
+        load_recipe("text", ["model.chat=false", "model.chat_template_kwargs={thinks: true}"])
     with pytest.raises(ValueError, match="which only causal language models read"):
         Session(load_recipe("mixgrpo_flash_guard", [f"data.train={prompts}", "data.heldout=null", "rollout.prompts=2"]))
+
+
+@pytest.mark.parametrize("recipe", ["text", "masked"])
+def test_long_training_prompts_are_left_out_if_the_recipe_says_so(recipe: str, tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text(
+        "".join(json.dumps({"prompt": text, "answer": "3"}) + "\n" for text in ("1+2=", "1+1+1=", "2+1=", "1" * 400))
+    )
+    (tmp_path / "held.jsonl").write_text('{"prompt": "1+2=", "answer": "3"}\n')
+    words = [
+        f"data.train={tmp_path}/train.jsonl", f"data.heldout={tmp_path}/held.jsonl", "generation.max_prompt_tokens=5",
+        "rollout.prompts=2", "run.iterations=1",
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match=r"train.jsonl: prompt 2 has [67] tokens; .* or write .*long_prompts: drop"):
+        Session(load_recipe(recipe, words))
+    words.append("generation.long_prompts=drop")
+    session = Session(load_recipe(recipe, words))
+    assert [row.text for row in session.data.train.rows] == ["1+2=", "2+1="]
+    assert f"2 of 4 prompts of {tmp_path}/train.jsonl are left out, because they have more than 5 tokens" in str(
+        session.notes
+    )
+    with pytest.raises(ValueError, match=r"all prompts have more tokens than generation.max_prompt_tokens 2; raise it"):
+        Session(load_recipe(recipe, [*words, "generation.max_prompt_tokens=2"]))
+    (tmp_path / "held.jsonl").write_text('{"prompt": "1+1+1=", "answer": "3"}\n')
+    with pytest.raises(ValueError, match=r"held.jsonl: prompt 1 has . tokens; .*: raise it, or leave out the prompt$"):
+        Session(load_recipe(recipe, words))
 
 
 def test_a_completion_without_room_in_the_model_is_refused_before_the_run(

@@ -143,7 +143,10 @@ def _of_text(recipe: TextRecipe, facts: CardFacts) -> list[str]:
     lines = _of_words(recipe, facts)
     if facts.chat:
         lines.append('messages = [{"role": "user", "content": "a prompt"}]')
-        lines.append("text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)")
+        lines.append('options = {"tokenize": False, "add_generation_prompt": True}')
+        if recipe.model.chat_template_kwargs:
+            lines.append(f"options |= {recipe.model.chat_template_kwargs!r}")
+        lines.append("text = tokenizer.apply_chat_template(messages, **options)")
         lines.append('inputs = tokenizer(text, add_special_tokens=False, return_tensors="pt")')
     else:
         lines.append('inputs = tokenizer("a prompt", return_tensors="pt")')

@@ -203,10 +203,19 @@ def fitted(language: LanguageModel, row: PromptRow, tokens: int) -> list[int]:
         ValueError: the model has no positions for the prompt and a completion of `tokens` tokens.
     """
     ids = language.encode(row.text, row.messages)
+    check_positions(language, row.text, len(ids), tokens)
+    return ids
+
+
+def check_positions(language: LanguageModel, prompt: str, given: int, tokens: int) -> None:
+    """Check that the model has positions for a prompt of `given` tokens and a completion of `tokens` tokens.
+
+    Raises:
+        ValueError: it has not.
+    """
     if language.positions is not None:
         # Nothing follows the last token, so the model never sees it.
-        check_room(language.positions + 1, row.text, len(ids), tokens, "generation.max_tokens")
-    return ids
+        check_room(language.positions + 1, prompt, given, tokens, "generation.max_tokens")
 
 
 def sampler_of(language: LanguageModel, recipe: TextRecipe) -> Sampler:
