@@ -25,17 +25,19 @@ def result_of(run: Path) -> Path | None:
     return next((run / name for name in RESULTS if (run / name).is_dir()), None)
 
 
-def export_weights(model: str, out: Path, *, checkpoint: str | None = None) -> None:
+def export_weights(model: str, out: Path, *, checkpoint: str | None = None, merge: bool = False) -> None:
     """Write the trained weights of a run into a new folder, as a finished run writes `lora`, `pipeline` or `model`.
 
     Args:
         model: a run folder.
         out: the new folder. It appears when it is complete.
         checkpoint: the checkpoint to write, see `find_checkpoint`; None for the result of the finished run.
+        merge: for a LoRA, write the whole model with the LoRA added into its weights. They are in the type of
+            `model.dtype`, and not quantised.
 
     Raises:
-        ValueError: the model is not a run, the folder exists, a file of the result is damaged, or the run has no
-            result or no such checkpoint.
+        ValueError: the model is not a run, `merge` is set and the run trained no LoRA, the folder exists, a file of the
+            result is damaged, or the run has no result or no such checkpoint.
     """
     if not is_run(model):
         raise ValueError(f"{model} is not a run folder (no config.yaml); give one that `flowgrpo train` wrote")
@@ -43,10 +45,12 @@ def export_weights(model: str, out: Path, *, checkpoint: str | None = None) -> N
         raise ValueError(f"{out} exists; name a new folder with --out")
     run = Path(model)
     recipe = any_recipe(model)
-    if checkpoint is None:
-        found = result_of(run)
-        if found is None:
-            raise ValueError(f"{run} has no trained weights yet; finish it with `flowgrpo resume {run}`{hint_of(run)}")
+    if merge and recipe.model.train != "lora":
+        raise ValueError(f"{run} has trained all weights, so there is no LoRA to merge; leave --merge out")
+    found = result_of(run)
+    if checkpoint is None and found is None:
+        raise ValueError(f"{run} has no trained weights yet; finish it with `flowgrpo resume {run}`{hint_of(run)}")
+    if checkpoint is None and found is not None and not merge:
         for file in sorted(found.rglob("*.safetensors")):
             for fault in safetensors_faults(file):
                 raise ValueError(f"{fault}{hint_of(run)}")
@@ -54,13 +58,22 @@ def export_weights(model: str, out: Path, *, checkpoint: str | None = None) -> N
             shutil.copytree(found, target, dirs_exist_ok=True)
             add_card(target, recipe, run, iterations_of(run, recipe.evaluate.results, recipe.run.iterations))
         return
-    number = int(find_checkpoint(model, checkpoint).name.removeprefix("iter-"))
+    if checkpoint is None:
+        number = iterations_of(run, recipe.evaluate.results, recipe.run.iterations)
+    else:
+        number = int(find_checkpoint(model, checkpoint).name.removeprefix("iter-"))
+    source: str | None = None
     if not isinstance(recipe, Recipe):
         weights: Any = open_weights(model, recipe, checkpoint=checkpoint)
     else:
-        weights = open_images(model, recipe, checkpoint=checkpoint).weights
+        if merge:
+            recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"quantize": None})})
+        opened = open_images(model, recipe, checkpoint=checkpoint)
+        weights, source = opened.weights, opened.folder
+    if merge:
+        weights.merge(source)
     weights.save(out)
-    add_card(out, recipe, run, number, weights.pipe)
+    add_card(out, recipe, run, number, weights.pipe, merged=merge)
 
 
 def any_recipe(model: str) -> AnyRecipe:
@@ -68,7 +81,9 @@ def any_recipe(model: str) -> AnyRecipe:
     return image_recipe(model) if task_of(model) == "images" else recipe_of(model)
 
 
-def add_card(folder: Path, recipe: AnyRecipe, run: Path, iteration: int, pipe: Any = None) -> None:
+def add_card(
+    folder: Path, recipe: AnyRecipe, run: Path, iteration: int, pipe: Any = None, merged: bool = False
+) -> None:
     """Write the model card of a folder of weights, if it has none yet.
 
     Args:
@@ -77,11 +92,12 @@ def add_card(folder: Path, recipe: AnyRecipe, run: Path, iteration: int, pipe: A
         run: its folder.
         iteration: iterations after which the weights were taken.
         pipe: the loaded model; None if it is not loaded.
+        merged: whether a LoRA was added into the weights.
     """
     if (folder / CARD).exists():
         return
     whole = "pipeline" if isinstance(recipe, Recipe) else "model"
-    kind = "lora" if recipe.model.train == "lora" else whole
+    kind = "lora" if recipe.model.train == "lora" and not merged else whole
     heldout = None if recipe.data.heldout is None else _rows(recipe.data.heldout)
     known = Known(_rows(recipe.data.train), heldout and heldout[: recipe.evaluate.prompts], pipe)
     write_result_card(folder, kind, recipe, RunFolder(run), iteration, known)

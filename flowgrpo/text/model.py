@@ -14,6 +14,7 @@ from jinja2 import TemplateError
 from torch import Tensor, nn
 
 from ..weights.lora import LoraSpec
+from ..weights.merging import merged_weight
 from ..weights.pipeline_folders import from_hub
 from ..weights.saving import ADAPTER_FILE, PEFT_PREFIX, put_adapter, save_adapter
 from ..weights.trained import ADAPTER, TrainedWeights
@@ -228,15 +229,7 @@ def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         if not adapted:
             yield name, weight
             continue
-        layer: Any = model.get_submodule(owner)
-        if rest == "weight" and not layer.disable_adapters:
-            total = weight
-            for adapter in layer.active_adapters:
-                # In float32, because small steps would vanish in sums of bfloat16.
-                a, b = (of[adapter].weight.detach().float() for of in (layer.lora_A, layer.lora_B))
-                total = total + b @ a * layer.scaling[adapter]
-            weight = total.to(weight.dtype)
-        yield f"{owner}.{rest}", weight
+        yield f"{owner}.{rest}", merged_weight(model.get_submodule(owner)) if rest == "weight" else weight
 
 
 def linear_layers(model: Any) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ from .lora import LoraSpec, computing_dtype, target_layers
 from .lora_layer import add_in_place
 from .loss_scale import LossScale, in_float16
 from .masters import Masters
+from .merging import merge_adapters
 from .pieces import cut_as, whole
 from .pipeline_classes import adapter_of
 from .precision import cast_base
@@ -392,6 +393,17 @@ class TrainedWeights:
             save_lora(self.pipe, self.modules, ADAPTER, folder)
         else:
             save_pipeline(self.pipe, self.modules, folder, had=self._had, source=self.source)
+
+    def merge(self, source: str | Path | None = None) -> None:
+        """Add the LoRA into the weights of its modules. Only `save` may be called afterwards; it writes full weights.
+
+        Args:
+            source: as in `full`.
+        """
+        with self.exact():
+            for module in self.modules.values():
+                merge_adapters(module)
+        self.kind, self.source = "full", source
 
     def keep(self, folder: str | Path) -> None:
         """Write what `save` would write now, for `save_kept`, but without the components that the source has.

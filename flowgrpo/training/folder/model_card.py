@@ -138,9 +138,12 @@ def pipeline_tag(text: bool, facts: CardFacts) -> str:
 def _rows(recipe: AnyRecipe, facts: CardFacts, base: str) -> Iterable[tuple[str, str]]:
     lora = recipe.model.lora
     yield "base model", plain_line(base)
-    trained = f"a LoRA of rank {lora.rank} and alpha {lora.alpha:g}" if facts.kind == "lora" else "all weights"
-    if facts.kind == "lora" and lora.start is not None:
+    adapted = recipe.model.train == "lora"
+    trained = f"a LoRA of rank {lora.rank} and alpha {lora.alpha:g}" if adapted else "all weights"
+    if adapted and lora.start is not None:
         trained = f"the LoRA {plain_line(last_part(lora.start))}, further"
+    if adapted and facts.kind != "lora":
+        trained += ", here added into the weights"
     yield "trained", f"{trained}, computed in {recipe.model.dtype}"
     yield "recipe", plain_line(recipe.name) + (f": {plain_line(recipe.paper)}" if recipe.paper else "")
     yield "objective", _objective(recipe)
