@@ -125,10 +125,14 @@ def train(
         recipe = load_recipe(source, overrides)
     folder = out or _new_run_name(recipe.name)
     with stoppable(folder) as stop, _reporting(stop) as reporter:
-        reporter.say(f"run folder {folder}")
         from ..training.session import start
 
-        session = start(recipe, folder, reporter.log.open if reporter.log else None, reporter.doing)
+        def made(path: Path) -> None:
+            if reporter.log:
+                reporter.log.open(path)
+            reporter.say(f"run folder {path}")
+
+        session = start(recipe, folder, made, reporter.doing)
         _run(session, reporter, stop, resume=False)
 
 

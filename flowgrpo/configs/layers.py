@@ -325,7 +325,8 @@ def _read(key: str) -> tuple[str, str]:
         raise RecipeError("the recipe has no name; write the name of a recipe or the path of a YAML file")
     if file.is_dir():
         raise RecipeError(f"{key} is a folder; write the name of a recipe or the path of a YAML file")
-    near = difflib.get_close_matches(key, known, n=1)
+    beside = Path(f"{key}.yaml")
+    near = [str(beside)] if beside.is_file() else difflib.get_close_matches(key, known, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise RecipeError(f"no recipe or file {key!r}; {hint}recipes: {', '.join(known)} (or give the path of a YAML file)")
 

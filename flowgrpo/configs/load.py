@@ -72,7 +72,18 @@ def load_recipe(source: str | Path | None = None, overrides: Iterable[str] = (),
     lora = next((word for word in given if word.startswith("model.lora")), None)
     if lora is not None and not any(word.startswith("model.train=") for word in given):
         refuse_idle_lora(f"override {lora!r}", {"model": {"lora": lora}}, data)
-    return recipe_of_keys(name, data)
+    try:
+        return recipe_of_keys(name, data)
+    except RecipeError as error:
+        if guilty := [word for word in given if any(_touches(word, place) for place in error.places)]:
+            error.args = (str(error).replace(f"{name}:\n", f"{name} with {' '.join(guilty)}:\n", 1),)
+        raise
+
+
+def _touches(assignment: str, place: str) -> bool:
+    """Whether an override gives the key of a fault, a section around it, or a key within it."""
+    one, other = f"{assignment.partition('=')[0]}.", f"{place}."
+    return one.startswith(other) or other.startswith(one)
 
 
 def recipe_of_keys(name: str, data: Mapping[str, Any]) -> AnyRecipe:

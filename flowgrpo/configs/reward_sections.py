@@ -117,6 +117,13 @@ def _stands_apart(recipe: Any, reward: RewardConfig) -> list[str]:
 class RewardConfig(Section):
     """One reward: a registry name, an entry point, `file.py:name`, or `module:name`."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _is_a_mapping(cls, given: Any) -> Any:
+        if isinstance(given, str):
+            raise ValueError(f"a reward has several keys; write {{name: {given}}} in place of {given}")
+        return given
+
     needs = (
         _asks_another,
         _is_weighed,

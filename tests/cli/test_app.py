@@ -170,7 +170,7 @@ def test_what_is_wrong_is_said_in_one_line(command: Command, tmp_path: Path, wor
 
 def test_a_bad_value_names_recipe_key_and_mend(command: Command):
     said = refused(command("plan", "default", "optimizer.updtes=2", "run.seed=-1"))
-    assert said.splitlines()[0] == "default:"
+    assert said.splitlines()[0] == "default with optimizer.updtes=2 run.seed=-1:"
     assert "did you mean 'updates'?" in said
     assert "run.seed" in said
 

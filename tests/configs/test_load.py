@@ -163,7 +163,7 @@ def test_a_bad_override_is_told_where_and_what(override: str, parts: list[str]):
 
 def test_all_faults_are_listed_at_once():
     said = message(None, "run.seed=-1", "optimizer.updtes=2", "sampler.steps=ten", "rewards.0.weight=[1]")
-    assert said.startswith("default:\n")
+    assert said.startswith("default with run.seed=-1 optimizer.updtes=2 sampler.steps=ten rewards.0.weight=[1]:\n")
     assert len(said.splitlines()) == 5
     assert all(place in said for place in ("run.seed", "'updates'", "sampler.steps", "rewards.0.weight"))
 
