@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
@@ -195,7 +196,26 @@ def _reporting(stop: Stop) -> Iterator[ConsoleReporter]:
     with RunLog(main) as log, ConsoleReporter(console, main, log) as reporter:
         stop.say = reporter.say
         reporter.doing("starting")
-        yield reporter
+        with _warnings_shown(reporter.note if main else None):
+            yield reporter
+
+
+@contextmanager
+def _warnings_shown(note: Callable[[str], None] | None) -> Iterator[None]:
+    """Show warnings of this package, such as of a reward server that does not answer, while the run waits for it."""
+    if note is None:
+        yield
+        return
+    logger, handler = logging.getLogger("flowgrpo"), logging.Handler(logging.WARNING)
+    handler.emit = lambda record: note(record.getMessage())  # type: ignore[method-assign]
+    # The note is in run.log already, so the log's own handler needs no second line.
+    before, logger.propagate = logger.propagate, False
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = before
 
 
 def _run(session: Session, reporter: ConsoleReporter, stop: Stop, resume: bool) -> None:

@@ -1,5 +1,6 @@
 """The `flowgrpo` command: what it prints, and one message, not a traceback, for an error that a user can mend."""
 
+import logging
 import os
 import signal
 import subprocess
@@ -12,9 +13,11 @@ import pytest
 
 import flowgrpo
 from flowgrpo.cli import app as cli
+from flowgrpo.cli.app import _warnings_shown
 from flowgrpo.configs.layers import parts
 from flowgrpo.configs.load import recipe_names
 from flowgrpo.rewards.registry import available
+from flowgrpo.training.folder.run_log import RunLog
 from tests.conftest import Command
 
 
@@ -261,3 +264,16 @@ def test_what_exits_within_a_command_is_a_failure_of_it(
         cli.main()
     assert command("rewards", "--help")[0] == 0
     assert command("rewards", "--nonsense")[0] == 2
+
+
+def test_warnings_of_the_package_are_shown_while_a_run_waits(tmp_path: Path) -> None:
+    said: list[str] = []
+    with RunLog() as log, _warnings_shown(said.append):
+        log.open(tmp_path)
+        logging.getLogger("flowgrpo.rewards.serving.http_client").warning("%s does not answer", "it")
+        logging.getLogger("flowgrpo.other").info("nothing")
+        logging.getLogger("somebody").warning("else")
+    logging.getLogger("flowgrpo").warning("afterwards")
+    assert said == ["it does not answer"]
+    assert (tmp_path / "run.log").read_text().endswith("warning: somebody: else\n")
+    assert "does not answer" not in (tmp_path / "run.log").read_text()

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -137,9 +138,15 @@ def test_other_requests_are_refused(served: Callable[..., Served], given: dict[s
         text = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
         raw.sendall(f"POST /score HTTP/1.1\r\nHost: localhost\r\n{text}\r\n".encode())
         assert raw.recv(1000).startswith(f"HTTP/1.1 {status} ".encode())
-    assert ask(server, b"", "GET", "/score")[0] == 404
+    assert ask(server, b"", "GET", "/score")[0] == 405
     assert ask(server, b"x", "POST", "/info")[0] == 404
-    assert ask(server, b"x", "PUT")[0] == 501
+    status, _, answer = ask(server, b"x", "PUT")
+    assert (status, json.loads(answer)) == (501, {"error": "Unsupported method ('PUT')"})
+
+
+def test_a_server_on_all_addresses_names_its_machine(served: Callable[..., Served]) -> None:
+    server = served(host="0.0.0.0", token="0123456789abcdef")
+    assert server.url == f"http://{socket.gethostname()}:{server.port}"
 
 
 def test_a_request_that_stops_in_the_middle_frees_its_place(served: Callable[..., Served], monkeypatch):
@@ -308,13 +315,36 @@ def test_a_signal_ends_it_cleanly(plugins: str, number: int):
         os.kill(os.getpid(), number)
 
     def report(line: str) -> None:
-        found.append(line)
-        threading.Thread(target=client, args=(line.rpartition(" ")[2],)).start()
+        if line.startswith("serving "):
+            found.append(line)
+            threading.Thread(target=client, args=(line.rpartition(" ")[2],)).start()
 
     serve(f"{plugins}:level", {"gain": 2.0}, port=0, report=report)
     assert found[0].startswith("serving level (images) at http://127.0.0.1:")
     assert torch.equal(found[1], 2 * inputs().samples.flatten(1).mean(1))
     assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == handlers
+
+
+def test_a_signal_during_a_request_says_what_the_server_waits_for(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("import os, signal\n\n\ndef mine(images, **_):\n    os.kill(os.getpid(), signal.SIGTERM)\n"
+                    "    return [1.0] * len(images)\n")  # fmt: skip
+    found: list[str] = []
+    clients: list[threading.Thread] = []
+    scores: list[list[float]] = []
+
+    def report(line: str) -> None:
+        found.append(line)
+        if line.startswith("serving "):
+            away = Remote(line.rpartition(" ")[2])
+            score = partial(away, images=inputs().samples, prompts=["p", "q"])
+            clients.append(threading.Thread(target=lambda: scores.append(score().values.tolist())))
+            clients[0].start()
+
+    serve(f"{file}:mine", port=0, report=report)
+    clients[0].join()
+    assert found[1].startswith("ending: requests that have begun are finished first; a second signal ends")
+    assert scores == [[1.0, 1.0]]
 
 
 def test_a_reward_that_exits_does_not_end_its_service(plugins: str):

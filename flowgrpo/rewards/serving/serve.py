@@ -76,7 +76,7 @@ def serve(
             service, declaration, host=host, port=port, token=token, limits=limits, memory=memory, names=names,
             encryption=encryption,
         )  # fmt: skip
-        with running(server), _stopped_by_signals(service):
+        with running(server), _stopped_by_signals(service, report):
             report(f"serving {reward.name} ({' or '.join(declaration.samples)}) at {server.url}")
             service.run()
     finally:
@@ -112,13 +112,15 @@ def _check_free(host: str, port: int) -> None:
 
 
 @contextmanager
-def _stopped_by_signals(service: Service) -> Iterator[None]:
+def _stopped_by_signals(service: Service, report: Callable[[str], object]) -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in SIGNALS}
 
     def stop(number: int, frame: Any) -> None:
         for each in SIGNALS:
             signal.signal(each, signal.SIG_DFL)
         service.stop()
+        if service.admitted:
+            report("ending: requests that have begun are finished first; a second signal ends the server at once")
 
     for number in SIGNALS:
         signal.signal(number, stop)

@@ -132,7 +132,9 @@ class RewardServer(ThreadingHTTPServer):
     @property
     def url(self) -> str:
         """The address of the server, for clients on a machine that can reach it."""
-        host = f"[{self._host}]" if ":" in self._host else self._host
+        # A server that listens on all addresses answers for the name of its machine.
+        name = socket.gethostname() if self._host in ("0.0.0.0", "::", "") else self._host
+        host = f"[{name}]" if ":" in name else name
         return f"{'http' if self.encryption is None else 'https'}://{host}:{self.server_port}"
 
     def server_bind(self) -> None:
@@ -226,6 +228,12 @@ class _Handler(BaseHTTPRequestHandler):
         self._expects = True
         return True
 
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Answer a request that the library does not understand as all others are answered, in JSON."""
+        if not hasattr(self, "request_version"):
+            self.request_version = self.protocol_version
+        self._refuse(Refused(int(code), message or "the request cannot be read"))
+
     def do_GET(self) -> None:
         try:
             self._answer_get()
@@ -257,6 +265,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path == "/health":
             status = "stopping" if service.stopping else "ok"
             return self._send(503 if service.stopping else 200, _json({"status": status}))
+        if self.path == "/score":
+            raise Refused(405, "requests to score are sent with POST")
         if self.path not in ("/info", "/metrics"):
             raise Refused(404, "there are /score, /info, /health and /metrics")
         self._check_token()
