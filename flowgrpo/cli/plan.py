@@ -262,9 +262,13 @@ def _print_estimate(
     recipe: Recipe, gpu: str, gpus: int, utilisation: float, prompts: int | None, sharding: str | None
 ) -> None:
     from ..estimate.estimates import GPUS, SHARDING, estimate, table
+    from ..weights.lora import NoSuchLayer
 
     try:
         found = estimate(recipe, gpu, gpus, utilisation, prompts, sharding)
+    except NoSuchLayer:
+        # The run would be refused as well, after its model is loaded.
+        raise
     except (ValueError, RuntimeError) as error:
         # A network refuses a size that it cannot take by an error of its own.
         if gpu not in GPUS or not 0 < utilisation <= 1 or sharding not in (None, *SHARDING):

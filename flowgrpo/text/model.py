@@ -232,6 +232,27 @@ def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         yield f"{owner}.{rest}", merged_weight(model.get_submodule(owner)) if rest == "weight" else weight
 
 
+def note_on_experts(model: nn.Module) -> str | None:
+    """A sentence about weights that no LoRA is on, because a layer holds many matrices; None if they are few.
+
+    Args:
+        model: a model of transformers with a LoRA.
+    """
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters() if ".lora_" not in name}
+    stacked = [name for name, parameter in model.named_parameters() if parameter.dim() > 2 and name in sizes]
+    share = sum(sizes[name] for name in stacked) / sum(sizes.values())
+    if share < STACKED:
+        return None
+    return (
+        f"the LoRA is on linear layers, and {share:.0%} of the weights are in layers of several experts, such as "
+        f"{stacked[0]}: these stay as they are. With model.train: full they are trained"
+    )
+
+
+STACKED = 0.1
+"""Share of the weights from which on it is worth a note that no LoRA is on them."""
+
+
 def linear_layers(model: Any) -> tuple[str, ...]:
     """Full names of a model's linear layers without the output layer, which LoRA on text does not adapt.
 

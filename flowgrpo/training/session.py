@@ -21,7 +21,7 @@ from ..pipelines.policy import FlowPolicy
 from ..pipelines.prompt_cache import PromptCache
 from ..rewards.runner import RewardSet
 from ..text.masked_model import load_masked_model
-from ..text.model import LanguageWeights, load_language_model, reinitialise
+from ..text.model import LanguageWeights, load_language_model, note_on_experts, reinitialise
 from ..weights.kernel_choice import in_a_fixed_order
 from ..weights.saving import local_folder
 from ..weights.trained import LoraSpec, TrainedWeights, cast_base
@@ -283,6 +283,8 @@ def load_text_task(recipe: TextRecipe, folder: str, data: Data, device: torch.de
     if model.train == "lora":
         weights = LanguageWeights.adapter(language, lora_spec(model.lora), seed=recipe.run.seed)
         begin(weights, recipe)
+        if (said := note_on_experts(language.model)) is not None:
+            note(said)
     else:
         weights = LanguageWeights.whole(language, keep_reference=compares(recipe))
     weights.gradient_checkpointing(model.gradient_checkpointing)

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-__all__ = ["ATTENTION_PROJECTIONS", "LoraSpec", "computing_dtype", "target_layers"]
+__all__ = ["ATTENTION_PROJECTIONS", "LoraSpec", "NoSuchLayer", "computing_dtype", "target_layers"]
 
 
 ATTENTION_PROJECTIONS = (
@@ -21,6 +21,10 @@ ATTENTION_PROJECTIONS = (
     "add_v_proj",
     "to_add_out",
 )
+
+
+class NoSuchLayer(ValueError):
+    """A LoRA names layers that the model does not have."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +78,8 @@ def target_layers(key: str, module: nn.Module, spec: LoraSpec) -> list[str]:
         spec: has the endings to look for.
 
     Raises:
-        ValueError: an ending in `spec.targets` matches no layer, no default ending matches a layer, the module already
-            has an adapter, or the module takes no adapter.
+        NoSuchLayer: an ending in `spec.targets` matches no layer, or no default ending matches a layer.
+        ValueError: the module already has an adapter, or takes no adapter.
     """
     label = f"{key} ({type(module).__name__})"
     if not hasattr(module, "add_adapter"):
@@ -91,7 +95,7 @@ def target_layers(key: str, module: nn.Module, spec: LoraSpec) -> list[str]:
     absent = [target for target, names in hits.items() if not names]
     if absent and (spec.targets is not None or len(absent) == len(wanted)):
         endings = sorted({_ending(name) for name in linear})
-        raise ValueError(
+        raise NoSuchLayer(
             f"{label} has no linear layer named {', '.join(absent)}; model.lora.targets can name "
             f"{', '.join(endings) or 'nothing: it has no linear layer'}"
         )

@@ -63,6 +63,11 @@ def test_a_model_without_known_shapes_has_its_counts_and_no_estimate():
     assert "no estimate of memory and time: the shapes of 'somebody/something' are not known" in output
 
 
+def test_layers_that_the_model_has_not_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"has no linear layer named nope; model.lora.targets can name add_k_proj, "):
+        plan("mixgrpo_flash_guard", "--gpu", "4090", *SMALL, "model.lora.targets=[nope]")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

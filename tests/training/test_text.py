@@ -321,6 +321,28 @@ def test_conversations_go_through_the_chat_template(
         Session(load_recipe("mixgrpo_flash_guard", [f"data.train={prompts}", "data.heldout=null", "rollout.prompts=2"]))
 
 
+def test_experts_without_a_lora_are_noted(small_text: list[str], tmp_path: Path) -> None:
+    import transformers as t
+
+    recipe = load_recipe("text", small_text)
+    tokenizer = t.AutoTokenizer.from_pretrained(recipe.model.path)
+    config = t.Qwen3MoeConfig(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, moe_intermediate_size=16, num_experts=4,
+        num_experts_per_tok=2, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=8,
+    )  # fmt: skip
+    model = t.Qwen3MoeForCausalLM(config)
+    model.save_pretrained(tmp_path / "experts")
+    tokenizer.save_pretrained(tmp_path / "experts")
+    session = Session(load_recipe("text", [*small_text, f"model.path={tmp_path / 'experts'}", "model.train=lora"]))
+    stacked = [name for name, parameter in model.named_parameters() if parameter.dim() == 3]
+    found = [note for note in session.notes if "experts" in note]
+    # transformers 4 has a linear layer for each expert, so the LoRA is on all of them.
+    assert len(found) == bool(stacked)
+    assert all(f"such as {stacked[0]}: these stay" in note for note in found)
+    plain = Session(load_recipe("text", small_text))
+    assert not any("experts" in note for note in plain.notes)
+
+
 @pytest.mark.parametrize("recipe", ["text", "masked"])
 def test_long_training_prompts_are_left_out_if_the_recipe_says_so(recipe: str, tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text(
