@@ -23,7 +23,7 @@ from ..training.images.evaluator import company_of
 from ..training.images.sized_rollout import chosen, sizes_of
 from ..training.planning import steps_of
 from ..training.prompts.prompt_rows import Size
-from ..training.recipe_prompts import cuts_completions, read_heldout, read_split
+from ..training.recipe_prompts import columns_of_run, read_heldout, read_split
 from ..training.reporting.clock import Clock
 from ..training.reporting.records import reward_means, sample_records, standard_errors
 from ..training.tasks import FlowTask
@@ -225,7 +225,7 @@ def evaluate_model(
             f"data.{split}=FILE"
         )
     rewards = RewardSet(reward_specs(recipe.evaluate.rewards or recipe.rewards))
-    columns = column_names(rows, cuts_completions(recipe))
+    columns = column_names(rows, columns_of_run(recipe))
     for reward in rewards.rewards:
         reward.check("images" if recipe.task == "images" else "completions", columns, grouped=True)
     total = len(rows) * recipe.evaluate.seeds

@@ -79,6 +79,10 @@ class Experience:
     def parts(self) -> None:
         """None: images are not cut into parts."""
 
+    def given(self) -> dict[str, list[Any]]:
+        """Nothing: rewards get the images, and the columns of the prompts."""
+        return {}
+
     def record(self) -> dict[str, float]:
         """The number of states that the denoiser evaluated."""
         return {"evaluations": self.rollout.evaluations}

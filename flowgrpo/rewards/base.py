@@ -52,6 +52,9 @@ __all__ = [
 
 T = TypeVar("T")
 RESERVED = ("images", "completions", "prompts", "groups")
+FROM_RUN = ("completion_ids", "truncated")
+"""Columns that a run of text adds to the columns of the prompts: the token ids of each completion, and whether it was
+cut at the longest length. They are given to a reward that names them, and not to one that takes any column."""
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _PACKAGES = {
     "cv2": "opencv-python-headless",
@@ -289,7 +292,11 @@ class Reward:
 
     def call(self, arguments: Mapping[str, Any], count: int) -> Scores:
         """Call the plug-in with the `arguments` that it takes, and return `count` scores; see `score`."""
-        taken = {name: value for name, value in arguments.items() if self.takes(name)}
+        taken = {
+            name: value
+            for name, value in arguments.items()
+            if name in self._parameters or (self._takes_any and name not in FROM_RUN)
+        }
         return self._within_limit(partial(self._call, taken, count))
 
     def with_limit(self, seconds: float) -> Reward:

@@ -32,7 +32,7 @@ from .prompt_embeddings import met_at_most
 from .prompt_lengths import long_prompts
 from .recipe_findings import Checked, Fault
 from .recipe_plans import check_plans, idle_plan_options
-from .recipe_prompts import check_data, cuts_completions, note_left_out, note_shared_prompts, sound_prompts
+from .recipe_prompts import check_data, columns_of_run, note_left_out, note_shared_prompts, sound_prompts
 from .text.answer_objective import tried
 
 HIGHEST_FULL_RATE = 2e-4
@@ -96,7 +96,7 @@ def _test_prompts(found: Checked, reads: bool) -> None:
     rows = found.attempt("data.test", sound_prompts, recipe, source, found.fetches)
     if rows is None or found.data is None:
         return
-    columns = column_names(rows, cuts_completions(recipe))
+    columns = column_names(rows, columns_of_run(recipe))
     for spec in reward_specs(evaluated(recipe)):
         try:
             reward = outline(spec)
@@ -232,7 +232,7 @@ def _combinations(found: Checked) -> None:
 
 def _rewards(found: Checked) -> None:
     recipe, data = found.recipe, found.data
-    parts = cuts_completions(recipe)
+    given = columns_of_run(recipe)
     sides = [
         ("rewards", recipe.rewards, recipe.data.train, data and data.train.rows),
         ("evaluate.rewards", evaluated(recipe), recipe.data.heldout, data and data.heldout),
@@ -245,7 +245,7 @@ def _rewards(found: Checked) -> None:
         made = [reward for reward in outlined if reward is not None]
         found.attempt(key, _named_once, made)
         if rows:
-            columns = column_names(rows, parts)
+            columns = column_names(rows, given)
             for reward in made:
                 found.attempt(key, _check_reward, found, reward, columns, str(source))
     trained, scored = outlines

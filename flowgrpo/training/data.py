@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -15,7 +15,6 @@ from ..configs.layers import prompt_file_note
 from ..configs.prompt_source import HUB, PromptSource, prompt_source
 from ..configs.sections import PROMPT, WORLDS
 from ..pipelines.pictures import Picture
-from ..text.cutting import Parts
 from .prompts.data_sets import OpenedSet, open_folder
 from .prompts.hub_sets import open_hub
 from .prompts.prompt_files import file_entries
@@ -186,22 +185,20 @@ def worded(row: PromptRow, text: str) -> PromptRow:
     return replace(row, text=text, messages=(*before, {**last, "content": text}))
 
 
-def column_names(rows: Sequence[PromptRow], parts: bool = False) -> list[str]:
-    """The names of the columns of several prompts; with `parts`, also the name of the parts of completions.
+def column_names(rows: Sequence[PromptRow], given: Collection[str] = ()) -> list[str]:
+    """The names of the columns of several prompts, and of the columns that the run gives.
 
     Raises:
-        ValueError: `parts` is set, and the prompts have a column `parts`.
+        ValueError: the run gives `parts`, and the prompts have a column `parts`.
     """
     kinds = dict.fromkeys(tuple(row.columns) for row in rows)
     found = list(dict.fromkeys(name for kind in kinds for name in kind))
-    if not parts:
-        return found
-    if "parts" in found:
+    if "parts" in found and "parts" in given:
         raise ValueError(
             "the prompts have a column 'parts', and rewards get the parts of completions by that name; rename the "
             "column, or leave out `parts` of the recipe"
         )
-    return [*found, "parts"]
+    return [*found, *(name for name in given if name not in found)]
 
 
 def values_of(rows: Sequence[PromptRow], name: str) -> list[Any]:
@@ -216,20 +213,21 @@ def values_of(rows: Sequence[PromptRow], name: str) -> list[Any]:
 
 
 def columns_of(
-    rows: Sequence[PromptRow], parts: Parts | None = None, among: Sequence[PromptRow] | None = None
+    rows: Sequence[PromptRow],
+    given: Mapping[str, list[Any]] | None = None,
+    among: Sequence[PromptRow] | None = None,
 ) -> dict[str, list[Any]]:
-    """The columns of several prompts, `None` where a prompt lacks a column; with `parts`, also a column of their texts.
+    """The columns of several prompts, `None` where a prompt lacks a column, and the columns that the run gives.
 
-    With `among`, also the columns that only these prompts have.
+    A column of the prompts replaces a column of the run with the same name. With `among`, also the columns that only
+    these prompts have.
 
     Raises:
         ValueError: see `column_names`.
     """
-    names = column_names(rows if among is None else among, parts is not None)
-    return {
-        name: parts.texts if parts is not None and name == "parts" else [row.columns.get(name) for row in rows]
-        for name in names
-    }
+    values, own = dict(given or {}), column_names(rows if among is None else among)
+    names = column_names(rows if among is None else among, values)
+    return {name: values[name] if name not in own else [row.columns.get(name) for row in rows] for name in names}
 
 
 class PromptStream:

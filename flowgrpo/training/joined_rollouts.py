@@ -78,6 +78,12 @@ class JoinedRollouts(ABC):
             return None
         return Parts([texts for part in known for texts in part.texts], [ids for part in known for ids in part.ids])
 
+    def given(self) -> dict[str, list[Any]]:
+        """Name -> L values that rewards get beside the columns of the prompts, rollout by rollout."""
+        each = [part.given() for part in self.rounds]
+        names = [name for name in each[0] if all(name in one for one in each)]
+        return {name: [value for one in each for value in one[name]] for name in names}
+
     @property
     def outcomes(self) -> Tensor:
         """[L] bool: samples that are results, not previews of a state."""

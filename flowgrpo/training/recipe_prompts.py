@@ -8,7 +8,7 @@ from contextlib import suppress
 from ..configs.prompt_source import HUB, prompt_source
 from ..configs.schema import AnyRecipe, TextRecipe
 from ..configs.sections import SPLITS
-from ..rewards.base import RESERVED
+from ..rewards.base import FROM_RUN, RESERVED
 from .data import IMAGE, Data, PromptRow, PromptStream, column_names, read_prompts
 from .distributed.processes import Processes
 from .prompts.hub_sets import pinned
@@ -33,9 +33,11 @@ def read_split(recipe: AnyRecipe, split: str, fetch: bool = True) -> list[Prompt
     return read_prompts(source, fetch)[: recipe.evaluate.prompts] if source else []
 
 
-def cuts_completions(recipe: AnyRecipe) -> bool:
-    """Whether the recipe cuts completions into parts, which rewards get by the name of a column."""
-    return isinstance(recipe, TextRecipe) and recipe.parts is not None
+def columns_of_run(recipe: AnyRecipe) -> tuple[str, ...]:
+    """The names of the columns that the run itself gives to rewards, see `Collected.given`."""
+    if not isinstance(recipe, TextRecipe):
+        return ()
+    return FROM_RUN if recipe.parts is None else (*FROM_RUN, "parts")
 
 
 def with_revisions(recipe: AnyRecipe, processes: Processes) -> AnyRecipe:
@@ -78,7 +80,7 @@ def sound_prompts(recipe: AnyRecipe, source: str, fetch: bool) -> list[PromptRow
         ValueError: the file cannot be read, has a column with a reserved name, or has prompts of another task.
     """
     rows = read_prompts(source, fetch)
-    columns = column_names(rows, cuts_completions(recipe))
+    columns = column_names(rows, columns_of_run(recipe))
     reserved = [name for name in RESERVED if name in columns]
     if reserved:
         raise ValueError(

@@ -45,7 +45,7 @@ from .planning import levels_of, planner, steps_of
 from .prompt_embeddings import SPARE_EMBEDDINGS, kept_prompts, met_prompts
 from .prompts.prompt_rows import Size
 from .recipe_findings import Checked
-from .recipe_prompts import cuts_completions, with_revisions
+from .recipe_prompts import columns_of_run, with_revisions
 from .reporting.reporter import Reporter
 from .stopping import Stop
 from .tasks import FlowTask, Task
@@ -132,11 +132,11 @@ class Session:
         self.rewards = RewardSet(reward_specs(recipe.rewards))
         self.evaluation = RewardSet(reward_specs(evaluated(recipe)))
         self.extensions = Extensions.of(recipe, self.rewards.names, self.evaluation.names)
-        parts = cuts_completions(recipe)
+        given = columns_of_run(recipe)
         kind = "images" if isinstance(recipe, Recipe) else "completions"
         for rewards, rows in ((self.rewards, self.data.train.rows), (self.evaluation, self.data.heldout)):
             for reward in rewards.rewards if rows else ():
-                reward.check(kind, column_names(rows, parts), grouped=True)
+                reward.check(kind, column_names(rows, given), grouped=True)
 
     def trainer(self, reporter: Reporter, stop: Stop | None = None) -> Trainer:
         """The trainer of this run; `stop` may end it."""

@@ -65,6 +65,12 @@ class Collected(Protocol):
     def parts(self) -> Parts | None:
         """The parts of completions; None for images, and if the recipe does not cut completions."""
 
+    def given(self) -> dict[str, list[Any]]:
+        """Name -> L values that rewards get beside the columns of the prompts.
+
+        For completions `completion_ids`, `truncated`, and `parts` if the recipe cuts them.
+        """
+
     @property
     def columns(self) -> int:
         """Columns of the statistics of the ratio: denoising steps, or stretches of a completion."""

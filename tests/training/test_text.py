@@ -14,6 +14,7 @@ from flowgrpo.configs.load import RecipeError, load_recipe
 from flowgrpo.configs.schema import TextRecipe
 from flowgrpo.core.objectives import policy_loss
 from flowgrpo.core.surrogates import clip
+from flowgrpo.inference.inference import evaluate_model
 from flowgrpo.text.sampling import Sampled
 from flowgrpo.training.folder.run_folder import RunFolder
 from flowgrpo.training.session import Session, start
@@ -385,3 +386,39 @@ def test_a_completion_without_room_in_the_model_is_refused_before_the_run(
         start(load_recipe("text", [*words, "generation.max_tokens=16"]), tmp_path / "no")
     trainer = start(load_recipe("text", [*words, "generation.max_tokens=6"]), tmp_path / "yes").trainer(Silent())
     assert trainer.iterate(0)["ratio/first_error"] == 0.0
+
+
+@pytest.mark.slow
+def test_rewards_that_name_them_get_the_tokens_and_whether_a_completion_was_cut(
+    small_text: list[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "SEEN = []\n\n\n"
+        "def named(completions, completion_ids, truncated):\n"
+        "    SEEN.append((completions, completion_ids, truncated))\n"
+        "    return [len(ids) / 10 - cut for ids, cut in zip(completion_ids, truncated)]\n\n\n"
+        "def anything(completions, **columns):\n"
+        "    assert not {'completion_ids', 'truncated'} & columns.keys(), columns\n"
+        "    return [0.0] * len(completions)\n\n\n"
+        "def on_images(images, completion_ids, truncated):\n    return [0.0] * len(images)\n"
+    )
+    words = [
+        *small_text, f"rewards=[{{name: '{file}:named'}}, {{name: '{file}:anything'}}]", "evaluate.rewards=null",
+        "generation.max_tokens=3", "run.iterations=1",
+    ]  # fmt: skip
+    session = start(load_recipe("text", words), tmp_path / "run")
+    session.trainer(Silent()).train()
+    language, seen = session.task.policy.language, session.rewards.rewards[0].function.__globals__["SEEN"]
+    assert len(seen) >= 2
+    for completions, ids, truncated in seen:
+        for text, own, cut in zip(completions, ids, truncated, strict=True):
+            assert language.decode(own) == text
+            assert 1 <= len(own) <= 3
+            assert cut == (own[-1] not in language.ends)
+    assert {cut for *_, truncated in seen for cut in truncated} == {True, False}
+    # The same outside a run; pictures have no tokens.
+    found = evaluate_model(str(tmp_path / "run"), load_recipe("text", words))
+    assert found["named"][2] > 0
+    with pytest.raises(ValueError, match="takes `completion_ids`, `truncated`, which the prompts do not have"):
+        Session(load_recipe("mixgrpo", [f"rewards=[{{name: '{file}:on_images'}}]"]))

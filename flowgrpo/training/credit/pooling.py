@@ -26,7 +26,7 @@ def asked(rows: Sequence[PromptRow], experience: Collected) -> tuple[Any, list[s
     """The arguments of the rewards for a rollout of the prompts: samples, texts, columns and groups."""
     owners = [rows[p] for p in experience.prompt_of_sample]
     # A chunk may have only prompts that lack a column of the others.
-    columns = columns_of(owners, experience.parts, rows)
+    columns = columns_of(owners, experience.given(), rows)
     return experience.samples, [row.text for row in owners], columns, experience.groups
 
 

@@ -64,6 +64,14 @@ class Completions:
     teachers: list[list[int] | None] | None = None
     columns: int = field(default=STRETCHES, init=False)
 
+    def given(self) -> dict[str, list[Any]]:
+        """Name -> B values that rewards get beside the columns of the prompts."""
+        own: dict[str, list[Any]] = {
+            "completion_ids": self.sampled.ids,
+            "truncated": [not ended for ended in self.sampled.ended],
+        }
+        return own if self.parts is None else {**own, "parts": self.parts.texts}
+
     def part(self, update: int) -> tuple[int, int]:
         """First prompt and end of part `update` of the rollout; the range may be empty."""
         bounds = part_bounds(len(self.prompts), self.updates, self.cuts)
