@@ -272,6 +272,9 @@ class GenerationConfig(Section):
         "group would be equal.",
     )
     top_p: float | None = Field(None, gt=0, le=1, description="Sample only from the likeliest tokens with this mass.")
+    stop: list[Annotated[str, Field(min_length=1)]] = Field(
+        default_factory=list, description="Texts that end a completion, as an end token does. They stay in it."
+    )
     max_prompt_tokens: int = Field(2048, ge=1, description="A longer prompt is refused before the run.")
     long_prompts: Literal["refuse", "drop"] = Field(
         "refuse", description="`drop` leaves longer training prompts out, and a note says how many."

@@ -36,7 +36,8 @@ class Sampled:
     Attributes:
         ids: B lists of token ids, including the end token if there is one.
         log_probs: B lists of the log-prob of each token, under the distribution from which it was drawn.
-        ended: whether each completion ended with an end token; false if it was cut at the longest length.
+        ended: whether each completion ended with an end token or a text of `stop`; false if it was cut at the longest
+            length.
     """
 
     ids: list[list[int]]
@@ -58,6 +59,7 @@ class Sampler(Protocol):
         temperature: Temperature = 1.0,
         top_k: int | None = None,
         top_p: float | None = None,
+        stop: Sequence[str] = (),
     ) -> Sampled:
         """B completions of P prompts."""
 
@@ -103,6 +105,7 @@ def sample_completions(
     temperature: Temperature = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
+    stop: Sequence[str] = (),
 ) -> Sampled:
     """Complete prompts.
 
@@ -115,6 +118,7 @@ def sample_completions(
         temperature: logits are divided by it, or by what it makes of them; 0 takes the likeliest token.
         top_k: sample only from this many likeliest tokens.
         top_p: sample only from the likeliest tokens that together have this mass.
+        stop: texts that end a completion. The completion keeps the text, and its last token whole.
 
     Returns:
         B completions.
@@ -134,6 +138,8 @@ def sample_completions(
     found: list[list[int]] = [[] for _ in range(count)]
     chances: list[list[float]] = [[] for _ in range(count)]
     ended = [False] * count
+    said = _stopping(language.tokenizer, stop) if stop else None
+    drawn = torch.zeros(count, max_tokens if stop else 0, dtype=torch.long, device=device)
     for t in range(max_tokens):
         if temperature == 0:
             token = logits.argmax(-1)[state]
@@ -146,10 +152,13 @@ def sample_completions(
             likely = filtered(scaled, top_k, top_p)
             token, chance = pick(likely[state], uniform[alive.cpu(), t])
         stops = torch.isin(token, ends)
-        for row, one, p, stop in zip(alive.tolist(), token.tolist(), chance.tolist(), stops.tolist()):
+        if said is not None:
+            drawn[alive, t] = token
+            stops |= said(drawn[alive, : t + 1], None).to(device)
+        for row, one, p, over in zip(alive.tolist(), token.tolist(), chance.tolist(), stops.tolist()):
             found[row].append(one)
             chances[row].append(p)
-            ended[row] = stop
+            ended[row] = over
         going = (~stops).nonzero().flatten()
         if len(going) == 0 or t + 1 == max_tokens:
             break
@@ -165,6 +174,13 @@ def sample_completions(
         )  # fmt: skip
         cache, logits = cache_of(out), out.logits[:, -1]
     return Sampled(found, chances, ended)
+
+
+def _stopping(tokenizer: Any, stop: Sequence[str]) -> Any:
+    """A function from ids [B, T] and None to [B] bool: the last token of a row completes one of the texts."""
+    from transformers.generation.stopping_criteria import StopStringCriteria
+
+    return StopStringCriteria(tokenizer, list(stop))
 
 
 def completion_keys(keys: Sequence[int], group: int) -> list[int]:

@@ -78,6 +78,7 @@ class VllmEngine:
         temperature: Temperature = 1.0,
         top_k: int | None = None,
         top_p: float | None = None,
+        stop: Sequence[str] = (),
     ) -> Sampled:
         """Complete prompts with the current weights of the model; with the arguments of `sample_completions`.
 
@@ -89,16 +90,19 @@ class VllmEngine:
         self.synchronise(language.model)
         ends = language.ends
         filters = {name: value for name, value in (("top_k", top_k), ("top_p", top_p)) if value is not None}
+        # vLLM reads texts that end a completion only if it decodes tokens.
+        texts = {"stop": list(stop), "include_stop_str_in_output": True} if stop else {}
         requests = [self._vllm.TokensPrompt(prompt_token_ids=list(prompts[p])) for p in owner]
         settings = [
             self._vllm.SamplingParams(
                 seed=key, temperature=temperature, max_tokens=max_tokens, stop_token_ids=list(ends), logprobs=0,
-                detokenize=False, **filters,
+                detokenize=bool(stop), **texts, **filters,
             )
             for key in keys
         ]  # fmt: skip
         ids: list[list[int]] = []
         log_probs: list[list[float]] = []
+        ended: list[bool] = []
         for request in self._llm.generate(requests, settings, use_tqdm=False):
             [found] = request.outputs
             if found.finish_reason not in ("stop", "length"):
@@ -106,8 +110,9 @@ class VllmEngine:
             drawn = [int(token) for token in found.token_ids]
             chances = [step[token].logprob for token, step in zip(drawn, found.logprobs, strict=True)]
             ids.append(drawn)
+            ended.append(drawn[-1] in ends or (bool(stop) and found.finish_reason == "stop"))
             log_probs.append(chances if temperature > 0 else [0.0] * len(drawn))
-        return Sampled(ids, log_probs, [drawn[-1] in ends for drawn in ids])
+        return Sampled(ids, log_probs, ended)
 
     @torch.no_grad()
     def synchronise(self, model: nn.Module) -> None:

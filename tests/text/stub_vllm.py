@@ -32,6 +32,8 @@ class SamplingParams:
     max_tokens: int | None = 16
     logprobs: int | None = None
     detokenize: bool = True
+    stop: list[str] = field(default_factory=list)
+    include_stop_str_in_output: bool = False
 
 
 @dataclass
@@ -94,12 +96,12 @@ class LLM:
             assert asked.n == 1
             assert asked.seed is not None
             assert asked.logprobs == 0
-            assert not asked.detokenize
+            assert asked.detokenize == bool(asked.stop) == asked.include_stop_str_in_output
             assert asked.stop_token_ids == list(self.language.ends)
         found = sample_completions(
             self.language, [prompt["prompt_token_ids"] for prompt in prompts], range(len(prompts)),
             [asked.seed or 0 for asked in sampling_params], max_tokens=first.max_tokens or 0,
-            temperature=first.temperature, top_k=first.top_k or None, top_p=first.top_p,
+            temperature=first.temperature, top_k=first.top_k or None, top_p=first.top_p, stop=first.stop,
         )  # fmt: skip
         outputs = []
         for k, (prompt, ids, chances, ended) in enumerate(

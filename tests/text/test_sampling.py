@@ -110,6 +110,23 @@ def test_completions_end_once_or_at_the_longest_length(language: LanguageModel) 
         assert ended or len(ids) == 5
 
 
+@pytest.mark.parametrize("stop", [["5"], ["12", "-"], ["3=", "7", "="]])
+def test_a_completion_ends_where_a_text_ends_it_and_not_before(language: LanguageModel, stop: list[str]) -> None:
+    prompts, keys = [language.encode("1+2="), language.encode("5=5=")], completion_keys([3, 4], 64)
+    owner = [0] * 64 + [1] * 64
+    whole = sample_completions(language, prompts, owner, keys, max_tokens=8)
+    found = sample_completions(language, prompts, owner, keys, max_tokens=8, stop=stop)
+    ended_by_text = 0
+    for ids, own, chances, before, ended in zip(whole.ids, found.ids, found.log_probs, whole.ended, found.ended):
+        texts = [language.decode(ids[: k + 1]) for k in range(len(ids))]
+        last = next((k for k, text in enumerate(texts) if any(word in text for word in stop)), None)
+        assert own == (ids if last is None else ids[: last + 1])
+        assert len(chances) == len(own)
+        assert ended == (before or last is not None)
+        ended_by_text += last is not None and last + 1 < len(ids)
+    assert 5 < ended_by_text < 128
+
+
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.6])
 def test_the_samplers_log_probs_are_those_of_scoring(language: LanguageModel, temperature: float) -> None:
     prompts = [language.encode(text) for text in PROMPTS]

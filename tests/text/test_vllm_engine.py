@@ -67,6 +67,14 @@ def test_an_end_is_told_from_a_cut(vllm: ModuleType, language: LanguageModel) ->
         assert ended == (ids[-1] in language.ends)
 
 
+def test_a_text_that_ends_a_completion_is_passed_on(vllm: ModuleType, language: LanguageModel) -> None:
+    prompt, keys = language.encode("1+2="), completion_keys([3], 64)
+    found = engine_of(language)(language, [prompt], [0] * 64, keys, max_tokens=5, stop=["7", "12"])
+    own = sample_completions(language, [prompt], [0] * 64, keys, max_tokens=5, stop=["7", "12"])
+    assert (found.ids, found.ended) == (own.ids, own.ended)
+    assert any(ended and ids[-1] not in language.ends for ids, ended in zip(found.ids, found.ended))
+
+
 def test_vllm_is_given_what_the_recipe_says(vllm: ModuleType, language: LanguageModel) -> None:
     engine_of(language, gpu_memory_utilization=0.5, enforce_eager=True)
     [made] = vllm.LLM.made

@@ -206,6 +206,13 @@ def test_of_text_no_folder_is_named_and_no_system_message() -> None:
     assert "had a system message" in card
 
 
+def test_of_text_the_program_ends_where_the_run_did() -> None:
+    words = ("model.chat_template_kwargs={enable_thinking: false}", "generation.stop=['</a>', '\"']")
+    shown = program(card_text(text(*words), [], CardFacts("model", 1, chat=True)))
+    assert "options |= {'enable_thinking': False}" in shown
+    assert """do_sample=False, stop_strings=['</a>', '"'], tokenizer=tokenizer)""" in shown
+
+
 def test_names_of_a_stranger_do_not_break_the_card() -> None:
     name = "a | b\n---\n# c `d` <script>"
     recipe = images().model_copy(update={"name": name})

@@ -389,6 +389,23 @@ def test_a_completion_without_room_in_the_model_is_refused_before_the_run(
 
 
 @pytest.mark.slow
+def test_a_text_of_the_recipe_ends_completions_in_rollouts_and_evaluations(
+    small_text: list[str], tmp_path: Path
+) -> None:
+    words = [*small_text, "generation.stop=['1', '2', '3']", "run={iterations: 1, sample_every: 1}"]
+    start(load_recipe("text", words), tmp_path / "run").trainer(Silent()).train()
+    lines = [json.loads(line) for line in (tmp_path / "run" / "samples" / "index.jsonl").open()]
+    assert {line["phase"] for line in lines} == {"train", "eval"}
+    for line in lines:
+        assert not set(line["completion"][:-1]) & {"1", "2", "3"}
+    assert any(line["completion"][-1:] in {"1", "2", "3"} for line in lines)
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    assert records[0]["ratio/first_error"] < 1e-6
+    with pytest.raises(RecipeError, match=r"generation.stop.0"):
+        load_recipe("text", ["generation.stop=['']"])
+
+
+@pytest.mark.slow
 def test_rewards_that_name_them_get_the_tokens_and_whether_a_completion_was_cut(
     small_text: list[str], tmp_path: Path
 ) -> None:

@@ -151,10 +151,11 @@ def _of_text(recipe: TextRecipe, facts: CardFacts) -> list[str]:
     else:
         lines.append('inputs = tokenizer("a prompt", return_tensors="pt")')
     # Some tokenizers also give token types, which `generate` refuses for most models.
-    longest = recipe.generation.max_tokens
+    longest, texts = recipe.generation.max_tokens, recipe.generation.stop
+    stop = f", stop_strings={texts!r}, tokenizer=tokenizer" if texts else ""
     return [
         *lines,
         'ids, mask = inputs["input_ids"], inputs["attention_mask"]',
-        f"output = model.generate(ids, attention_mask=mask, max_new_tokens={longest}, do_sample=False)",
+        f"output = model.generate(ids, attention_mask=mask, max_new_tokens={longest}, do_sample=False{stop})",
         "print(tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True))",
     ]

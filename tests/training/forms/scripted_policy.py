@@ -63,7 +63,7 @@ def scripted(
 
     policy: Any = SimpleNamespace(
         language=language, sampler=sampler,
-        recipe=SimpleNamespace(generation=SimpleNamespace(max_tokens=max_tokens, top_k=None, top_p=None)),
+        recipe=SimpleNamespace(generation=SimpleNamespace(max_tokens=max_tokens, top_k=None, top_p=None, stop=[])),
     )  # fmt: skip
     prompts = [
         PromptRow(k, row["prompt"], {name: value for name, value in row.items() if name != "prompt"}, place=f"line {k}")
