@@ -272,6 +272,9 @@ class GenerationConfig(Section):
         "group would be equal.",
     )
     top_p: float | None = Field(None, gt=0, le=1, description="Sample only from the likeliest tokens with this mass.")
+    min_p: float | None = Field(
+        None, gt=0, le=1, description="Sample only from tokens with this share of the likeliest token's probability."
+    )
     stop: list[Annotated[str, Field(min_length=1)]] = Field(
         default_factory=list, description="Texts that end a completion, as an end token does. They stay in it."
     )

@@ -122,6 +122,7 @@ def _generation(conversion: Conversion) -> None:
     top_p, top_k = settings.number("top_p"), settings.whole("top_k")
     conversion.carry("top_p", "generation.top_p", None if top_p is None or top_p >= 1 else top_p)
     conversion.carry("top_k", "generation.top_k", top_k if top_k is not None and top_k > 0 else None)
+    conversion.carry("min_p", "generation.min_p", settings.number("min_p") or None)
     if not settings.flag("use_vllm"):
         conversion.used("use_vllm")
         return

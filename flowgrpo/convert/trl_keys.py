@@ -42,9 +42,8 @@ ROWS = (
 )
 CLIENT = "a server of your own is not asked to sample here; generation.engine: vllm starts vLLM in the run"
 MISSING = (
-    Missing("min_p", (0,), "use generation.top_p"),
     Missing("repetition_penalty", (1,), "sampling and scoring use the same distribution here; leave it out"),
-    Missing("generation_kwargs", (), "write generation.temperature, top_p and top_k"),
+    Missing("generation_kwargs", (), "write generation.temperature, top_p, top_k, min_p and stop"),
     Missing(
         "top_entropy_quantile", (1,), "no objective here trains only on tokens of high entropy; use the whole answer"
     ),

@@ -9,6 +9,7 @@ completion that has ended leaves the batch.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -59,6 +60,7 @@ class Sampler(Protocol):
         temperature: Temperature = 1.0,
         top_k: int | None = None,
         top_p: float | None = None,
+        min_p: float | None = None,
         stop: Sequence[str] = (),
     ) -> Sampled:
         """B completions of P prompts."""
@@ -77,11 +79,12 @@ def positions_of(mask: Tensor) -> Tensor:
     return (mask.cumsum(1) - 1).clamp(min=0)
 
 
-def filtered(logits: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
+def filtered(logits: Tensor, top_k: int | None, top_p: float | None, min_p: float | None = None) -> Tensor:
     """Logits [B, V], set to -inf outside the likeliest `top_k` tokens or the likeliest tokens with mass `top_p`.
 
     `top_p` keeps a token if all likelier tokens together have less mass than `top_p`. So at least one token is always
-    kept.
+    kept. `min_p` keeps the tokens with at least `min_p` times the probability of the likeliest token (Nguyen et al.
+    2024, arXiv 2407.01082). Each filter sees what the filters before it have left.
     """
     if top_k is not None and top_k < logits.shape[-1]:
         least = logits.topk(top_k).values[:, -1:]
@@ -91,6 +94,8 @@ def filtered(logits: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
         mass = as_precise(ordered).softmax(-1)
         drop = (mass.cumsum(-1) - mass) >= top_p
         logits = logits.masked_fill(drop.gather(-1, order.argsort(-1)), -torch.inf)
+    if min_p:
+        logits = logits.masked_fill(logits < logits.amax(-1, keepdim=True) + math.log(min_p), -torch.inf)
     return logits
 
 
@@ -105,6 +110,7 @@ def sample_completions(
     temperature: Temperature = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
+    min_p: float | None = None,
     stop: Sequence[str] = (),
 ) -> Sampled:
     """Complete prompts.
@@ -118,6 +124,7 @@ def sample_completions(
         temperature: logits are divided by it, or by what it makes of them; 0 takes the likeliest token.
         top_k: sample only from this many likeliest tokens.
         top_p: sample only from the likeliest tokens that together have this mass.
+        min_p: sample only from tokens that have this share of the likeliest token's probability.
         stop: texts that end a completion. The completion keeps the text, and its last token whole.
 
     Returns:
@@ -149,7 +156,7 @@ def sample_completions(
                 scaled = logits / temperature(logits)[:, None].to(logits)
             else:
                 scaled = tempered(logits, temperature)
-            likely = filtered(scaled, top_k, top_p)
+            likely = filtered(scaled, top_k, top_p, min_p)
             token, chance = pick(likely[state], uniform[alive.cpu(), t])
         stops = torch.isin(token, ends)
         if said is not None:

@@ -78,6 +78,7 @@ class VllmEngine:
         temperature: Temperature = 1.0,
         top_k: int | None = None,
         top_p: float | None = None,
+        min_p: float | None = None,
         stop: Sequence[str] = (),
     ) -> Sampled:
         """Complete prompts with the current weights of the model; with the arguments of `sample_completions`.
@@ -89,7 +90,8 @@ class VllmEngine:
             raise ValueError("vLLM samples a completion at one temperature; use generation.engine transformers")
         self.synchronise(language.model)
         ends = language.ends
-        filters = {name: value for name, value in (("top_k", top_k), ("top_p", top_p)) if value is not None}
+        given = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
+        filters = {name: value for name, value in given.items() if value is not None}
         # vLLM reads texts that end a completion only if it decodes tokens.
         texts = {"stop": list(stop), "include_stop_str_in_output": True} if stop else {}
         requests = [self._vllm.TokensPrompt(prompt_token_ids=list(prompts[p])) for p in owner]

@@ -100,6 +100,8 @@ def test_losses(
         ({"multi_objective_aggregation": "normalize_then_sum"}, "advantage", "gdpo"),
         ({"beta": 0.0}, "penalties", []),
         ({"top_p": 0.9}, "generation.top_p", 0.9),
+        ({"min_p": 0.1}, "generation.min_p", 0.1),
+        ({"min_p": 0.0}, "generation.min_p", None),
         (
             {"chat_template_kwargs": {"thinking": False}},
             "model.chat_template_kwargs",
@@ -214,7 +216,6 @@ def test_wrong_values_are_named(changes: dict[str, Any], says: str, tmp_path: Pa
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"min_p": 0.1}, "min_p 0.1: use generation.top_p"),
         ({"top_entropy_quantile": 0.2}, "top_entropy_quantile 0.2"),
         ({"lr_scheduler_type": "polynomial"}, "lr_scheduler_type 'polynomial': optimizer.schedule is"),
         ({"optim": "adamw_bnb_8bit"}, "optim 'adamw_bnb_8bit'"),

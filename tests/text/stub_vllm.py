@@ -27,6 +27,7 @@ class SamplingParams:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
     seed: int | None = None
     stop_token_ids: list[int] | None = None
     max_tokens: int | None = 16
@@ -101,7 +102,8 @@ class LLM:
         found = sample_completions(
             self.language, [prompt["prompt_token_ids"] for prompt in prompts], range(len(prompts)),
             [asked.seed or 0 for asked in sampling_params], max_tokens=first.max_tokens or 0,
-            temperature=first.temperature, top_k=first.top_k or None, top_p=first.top_p, stop=first.stop,
+            temperature=first.temperature, top_k=first.top_k or None, top_p=first.top_p,
+            min_p=first.min_p or None, stop=first.stop,
         )  # fmt: skip
         outputs = []
         for k, (prompt, ids, chances, ended) in enumerate(

@@ -51,6 +51,12 @@ def test_filters_by_hand() -> None:
     assert filtered(logits, None, 0.6999).isfinite()[0].tolist() == [True, True, False, False]
     assert filtered(logits, None, 0.01).isfinite()[0].tolist() == [True, False, False, False]
     assert filtered(logits, None, 1.0) is logits
+    # 0.1 is a quarter of 0.4, and 0.2 is half of it.
+    assert filtered(logits, None, None, 0.2499).isfinite()[0].tolist() == [True, True, True, True]
+    assert filtered(logits, None, None, 0.2501).isfinite()[0].tolist() == [True, True, True, False]
+    assert filtered(logits, None, None, 0.5001).isfinite()[0].tolist() == [True, True, False, False]
+    assert filtered(logits, None, None, 1.0).isfinite()[0].tolist() == [True, False, False, False]
+    assert filtered(logits, 3, None, 0.5001).isfinite()[0].tolist() == [True, True, False, False]
     shuffled = logits[:, [2, 0, 3, 1]]
     assert filtered(shuffled, None, 0.6999).isfinite()[0].tolist() == [False, True, False, True]
 

@@ -197,7 +197,7 @@ def complete_seeded(
         part = sampler(
             language, prompts[mine[0] : mine[-1] + 1], [p - mine[0] for p in mine], seeds[k : k + size],
             max_tokens=settings.max_tokens, temperature=temperature, top_k=settings.top_k, top_p=settings.top_p,
-            stop=settings.stop,
+            min_p=settings.min_p, stop=settings.stop,
         )  # fmt: skip
         ids, log_probs, ended = ids + part.ids, log_probs + part.log_probs, ended + part.ended
         if seen is not None:

@@ -173,7 +173,7 @@ class Writer:
         drawn = self.policy.sampler(
             self.policy.language, contexts, owner, seeds, max_tokens=max(room),
             temperature=self.temperature if temperature is None else temperature,
-            top_k=settings.top_k, top_p=settings.top_p, stop=settings.stop,
+            top_k=settings.top_k, top_p=settings.top_p, min_p=settings.min_p, stop=settings.stop,
         )  # fmt: skip
         return [
             replace(

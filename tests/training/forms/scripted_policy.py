@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from flowgrpo.configs.schema import GenerationConfig
 from flowgrpo.text.model import LanguageModel
 from flowgrpo.text.sampling import Sampled
 from flowgrpo.training.data import PromptRow
@@ -63,7 +64,7 @@ def scripted(
 
     policy: Any = SimpleNamespace(
         language=language, sampler=sampler,
-        recipe=SimpleNamespace(generation=SimpleNamespace(max_tokens=max_tokens, top_k=None, top_p=None, stop=[])),
+        recipe=SimpleNamespace(generation=GenerationConfig(max_tokens=max_tokens)),
     )  # fmt: skip
     prompts = [
         PromptRow(k, row["prompt"], {name: value for name, value in row.items() if name != "prompt"}, place=f"line {k}")
