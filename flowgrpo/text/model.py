@@ -84,7 +84,10 @@ class LanguageModel:
         return tuple(dict.fromkeys(int(token) for token in found))
 
     def encode(self, prompt: str, messages: Sequence[Mapping[str, str]] | None = None) -> list[int]:
-        """Token ids of a prompt, or of a conversation so far, so that the model can continue it."""
+        """Token ids of a prompt, or of a conversation so far, so that the model can continue it.
+
+        If the last message is the assistant's, it is the beginning of the answer.
+        """
         if not self.chat:
             if messages is not None:
                 raise ValueError(
@@ -97,10 +100,12 @@ class LanguageModel:
         if self.system is not None and talk[0]["role"] != "system":
             talk.insert(0, {"role": "system", "content": self.system})
         try:
+            continues = talk[-1]["role"] == "assistant"
             text = self.tokenizer.apply_chat_template(
-                talk, tokenize=False, add_generation_prompt=True, **self.chat_template_kwargs
-            )
-        except TemplateError as error:
+                talk, tokenize=False, add_generation_prompt=not continues, continue_final_message=continues,
+                **self.chat_template_kwargs,
+            )  # fmt: skip
+        except (TemplateError, ValueError) as error:
             raise ValueError(
                 f"the chat template of the tokenizer refuses a prompt: {error}; check the roles of the conversation "
                 "and model.system, mend the template, or write model.chat: false"

@@ -18,7 +18,7 @@ from ..pipelines.pictures import Picture
 from .prompts.data_sets import OpenedSet, open_folder
 from .prompts.hub_sets import open_hub
 from .prompts.prompt_files import file_entries
-from .prompts.prompt_rows import PromptRow, row_of, stored_rows
+from .prompts.prompt_rows import PromptRow, answered, row_of, stored_rows
 from .prompts.stored_pictures import stored_pictures
 from .prompts.stored_table import StoredColumns, StoredTable, parquet_table
 
@@ -173,16 +173,17 @@ def _pictured(row: PromptRow, given: Path | list[Path]) -> PromptRow:
 
 
 def templated(row: PromptRow, template: str) -> PromptRow:
-    """A prompt within a template; in a conversation, the last message is put into the template."""
+    """A prompt within a template; in a conversation, the message that is answered is put into the template."""
     return worded(row, template.replace(PROMPT, row.text))
 
 
 def worded(row: PromptRow, text: str) -> PromptRow:
-    """A prompt with another text; in a conversation, it is the text of the last message."""
+    """A prompt with another text; in a conversation, it is the text of the message that is answered."""
     if row.messages is None:
         return replace(row, text=text)
-    *before, last = row.messages
-    return replace(row, text=text, messages=(*before, {**last, "content": text}))
+    place = answered(row.messages)
+    told = {**row.messages[place], "content": text}
+    return replace(row, text=text, messages=(*row.messages[:place], told, *row.messages[place + 1 :]))
 
 
 def column_names(rows: Sequence[PromptRow], given: Collection[str] = ()) -> list[str]:

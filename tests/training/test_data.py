@@ -168,11 +168,30 @@ def test_a_conversation_is_kept_and_called_by_its_last_message(tmp_path: Path):
     assert read_prompts(source) == [PromptRow(0, "No.", {"answer": 2}, tuple(TALK))]
 
 
+def test_an_answer_that_is_begun_belongs_to_the_conversation(tmp_path: Path):
+    [row] = read_prompts(written(tmp_path, "p.jsonl", json.dumps({"prompt": TALK[:2]}) + "\n"))
+    assert (row.text, row.messages) == ("1+1=", tuple(TALK[:2]))
+    wrapped = templated(row, "Think. {prompt}")
+    assert (wrapped.text, [m["content"] for m in wrapped.messages or ()]) == ("Think. 1+1=", ["Think. 1+1=", "3"])
+
+
+def test_a_content_in_parts_is_one_text(tmp_path: Path):
+    parts = [{"type": "text", "text": "1+"}, {"type": "text", "text": "1="}]
+    [row] = read_prompts(written(tmp_path, "p.jsonl", json.dumps({"prompt": [{"role": "user", "content": parts}]})))
+    assert (row.text, row.messages) == ("1+1=", ({"role": "user", "content": "1+1="},))
+
+
 @pytest.mark.parametrize(
     ("prompt", "said"),
     [
         ([], "must end with a message to be answered"),
-        (TALK[:2], "must end with a message to be answered"),
+        (TALK[1:2], "must end with a message to be answered"),
+        ([*TALK[:2], TALK[1]], "must end with a message to be answered"),
+        (
+            [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image"}]}],
+            "a message holds image, and a language model reads text; leave it out",
+        ),
+        ([{"role": "user", "content": []}], "objects with `role` and `content`"),
         ([{"role": "user"}], "objects with `role` and `content`"),
         ([{"role": "user", "content": ""}], "objects with `role` and `content`"),
         (["hello"], "objects with `role` and `content`"),

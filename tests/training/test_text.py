@@ -301,6 +301,8 @@ def test_conversations_go_through_the_chat_template(
     assert row.text == "45"
     assert language.decode(language.encode(row.text, row.messages)) == "-99+12-3+45="
     assert language.decode(language.encode(plain.text, plain.messages)) == "-99+7="
+    begun = [{"role": "user", "content": "8"}, {"role": "assistant", "content": "6"}]
+    assert language.decode(language.encode("8", begun)) == "-99+8-6"
     tokenizer_folder.chat_template += "{% if thinks %}9{% endif %}"
     tokenizer_folder.save_pretrained(model)
     words = [*overrides, f"model.path={model}"]

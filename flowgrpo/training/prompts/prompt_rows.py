@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ Size = tuple[int, int]
 """Height and width, in pixels."""
 # DrawBench and UniGenBench have these names for the column `prompt`.
 OTHER_NAMES = ("prompts", "prompt_en", "prompt_zh")
+ASSISTANT = "assistant"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class PromptRow:
 
     Attributes:
         id: the position of the prompt in its file, from 0.
-        text: the prompt; for a conversation the content of the last message.
+        text: the prompt; for a conversation the content of the last message that is not the assistant's.
         columns: the other columns, by name.
         messages: a conversation, for language models; None for a plain prompt.
         pictures: the pictures that condition the pipeline together with the text; see `with_pictures`.
@@ -106,7 +107,7 @@ def _prompt_column(place: str, names: Collection[Any] | None, column: str | None
 def _worded(place: str, index: int, key: str, said: Any, columns: Mapping[str, Any]) -> PromptRow:
     if isinstance(said, list):
         messages = _conversation(place, said)
-        return PromptRow(index, messages[-1]["content"], columns, messages, place=place)
+        return PromptRow(index, messages[answered(messages)]["content"], columns, messages, place=place)
     if not isinstance(said, str) or not said.strip():
         raise ValueError(f"{place}: `{key}` is {said!r:.80}; write the words of a prompt")
     if "\0" in said:
@@ -130,15 +131,31 @@ def stored_rows(table: StoredTable, chosen: range, source: PromptSource) -> list
     ]
 
 
+def answered(messages: Sequence[Mapping[str, str]]) -> int:
+    """The place of the message that is answered: the last one, or the one before an answer that is to be continued."""
+    return len(messages) - 1 - (messages[-1]["role"] == ASSISTANT)
+
+
 def _conversation(place: str, messages: list[Any]) -> tuple[dict[str, str], ...]:
-    for message in messages:
-        keys = ("role", "content")
-        if not isinstance(message, dict) or not all(isinstance(message.get(k), str) and message[k] for k in keys):
-            raise ValueError(
-                f"{place}: `prompt` has the message {message!r:.200}; give objects with `role` and `content`"
-            )
-    if not messages or messages[-1]["role"] == "assistant":
+    found = [_message(place, message) for message in messages]
+    if not found or (found[-1]["role"] == ASSISTANT and (len(found) == 1 or found[-2]["role"] == ASSISTANT)):
         raise ValueError(
-            f"{place}: the conversation in `prompt` must end with a message to be answered, with `role` and `content`"
+            f"{place}: the conversation in `prompt` must end with a message to be answered, with `role` and `content`; "
+            "the beginning of the answer may follow, as a message of the assistant"
         )
-    return tuple({"role": message["role"], "content": message["content"]} for message in messages)
+    return tuple(found)
+
+
+def _message(place: str, message: Any) -> dict[str, str]:
+    """A message with its content as one text. Other tools write a content as a list of texts and pictures."""
+    role, content = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
+    if isinstance(content, list) and all(isinstance(part, dict) for part in content):
+        kinds = sorted({str(part.get("type")) for part in content} - {"text"})
+        if kinds:
+            raise ValueError(
+                f"{place}: a message holds {', '.join(kinds)}, and a language model reads text; leave it out"
+            )
+        content = "".join(str(part.get("text") or "") for part in content)
+    if not (isinstance(role, str) and role and isinstance(content, str) and content):
+        raise ValueError(f"{place}: `prompt` has the message {message!r:.200}; give objects with `role` and `content`")
+    return {"role": role, "content": content}
