@@ -35,13 +35,20 @@ def stoppable(run: Path) -> Iterator[Stop]:
     except Stopped as stopped:
         # The terminal may be gone.
         with suppress(OSError):
-            Console(stderr=True).print(f"{stopped}; {_onward(run)}", highlight=False, markup=False, soft_wrap=True)
+            told = f"{stopped}; {_onward(run)}{_look_at(run)}"
+            Console(stderr=True).print(told, highlight=False, markup=False, soft_wrap=True)
         # typer's own exit: `sys.exit` within a command counts as a failure.
         raise typer.Exit(128 + stopped.number) from None
     except OSError as error:
         if error.errno not in FULL:
             raise
         raise ValueError(f"{explained(error)}; then: {_onward(run)}") from error
+
+
+def _look_at(run: Path) -> str:
+    """How to see the samples that the run has made; empty if it has made none."""
+    made = (run / "samples" / "index.jsonl").is_file()
+    return f", or look at its samples with `flowgrpo gallery {run}`" if made else ""
 
 
 def _onward(run: Path) -> str:

@@ -219,19 +219,24 @@ def test_an_interrupt_is_no_traceback(command: Command, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(("name", "status"), [("SIGTERM", 143), ("SIGINT", 130), ("SIGHUP", 129)])
-@pytest.mark.parametrize("stands", [False, True])
+@pytest.mark.parametrize("stands", [False, True, "with samples"])
 def test_a_signal_while_a_model_loads_says_how_to_go_on(
-    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, status: int, stands: bool
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, status: int, stands: bool | str
 ):
     def load(recipe: object, folder: Path, made: object, doing: object) -> None:
         if stands:
             folder.mkdir()
             (folder / "config.yaml").write_text("")
+        if stands == "with samples":
+            (folder / "samples").mkdir()
+            (folder / "samples" / "index.jsonl").write_text("")
         os.kill(os.getpid(), getattr(signal, name))
 
     monkeypatch.setattr("flowgrpo.training.session.start", load)
     told, _, errors = command("train", "default", "--out", "run")
     onward = "go on with `flowgrpo resume run`" if stands else "there is no run yet; start it again"
+    if stands == "with samples":
+        onward += ", or look at its samples with `flowgrpo gallery run`"
     assert (told, errors) == (status, f"stopped by {name}; {onward}\n")
 
 
