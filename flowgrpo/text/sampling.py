@@ -145,7 +145,7 @@ def sample_completions(
     found: list[list[int]] = [[] for _ in range(count)]
     chances: list[list[float]] = [[] for _ in range(count)]
     ended = [False] * count
-    said = _stopping(language.tokenizer, stop) if stop else None
+    said = stopping(language.tokenizer, stop) if stop else None
     drawn = torch.zeros(count, max_tokens if stop else 0, dtype=torch.long, device=device)
     for t in range(max_tokens):
         if temperature == 0:
@@ -183,11 +183,22 @@ def sample_completions(
     return Sampled(found, chances, ended)
 
 
-def _stopping(tokenizer: Any, stop: Sequence[str]) -> Any:
-    """A function from ids [B, T] and None to [B] bool: the last token of a row completes one of the texts."""
+def stopping(tokenizer: Any, stop: Sequence[str]) -> Any:
+    """A function from ids [B, T] and None to [B] bool: the last token of a row completes one of the texts.
+
+    Raises:
+        ValueError: the tokenizer does not say which text each token stands for.
+    """
     from transformers.generation.stopping_criteria import StopStringCriteria
 
-    return StopStringCriteria(tokenizer, list(stop))
+    try:
+        return StopStringCriteria(tokenizer, list(stop))
+    except ValueError as error:
+        # It looks for the letters `abcdef` among the tokens, and some tokenizers have no letters.
+        raise ValueError(
+            f"generation.stop: {type(tokenizer).__name__} does not tell the texts of its tokens ({error}); leave "
+            "generation.stop out"
+        ) from error
 
 
 def completion_keys(keys: Sequence[int], group: int) -> list[int]:

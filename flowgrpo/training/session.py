@@ -22,6 +22,7 @@ from ..pipelines.prompt_cache import PromptCache
 from ..rewards.runner import RewardSet
 from ..text.masked_model import load_masked_model
 from ..text.model import LanguageWeights, load_language_model, note_on_experts, reinitialise
+from ..text.sampling import stopping
 from ..weights.kernel_choice import in_a_fixed_order
 from ..weights.saving import local_folder
 from ..weights.trained import LoraSpec, TrainedWeights, cast_base
@@ -270,6 +271,8 @@ def load_text_task(recipe: TextRecipe, folder: str, data: Data, device: torch.de
         folder, dtype=DTYPES[model.dtype], attention=model.attention, chat=model.chat, system=model.system,
         chat_template_kwargs=model.chat_template_kwargs,
     )  # fmt: skip
+    if recipe.generation.stop:
+        stopping(language.tokenizer, recipe.generation.stop)  # a fault is told before the run
     if model.path == UNTRAINED:
         reinitialise(language, recipe.run.seed)
     language.model.to(device)

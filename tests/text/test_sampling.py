@@ -4,6 +4,9 @@ import math
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
 from flowgrpo.core.categorical import pick
 from flowgrpo.text.model import LanguageModel
@@ -13,6 +16,7 @@ from flowgrpo.text.sampling import (
     left_padded,
     positions_of,
     sample_completions,
+    stopping,
 )
 from flowgrpo.text.scoring import completion_log_probs
 
@@ -131,6 +135,12 @@ def test_a_completion_ends_where_a_text_ends_it_and_not_before(language: Languag
         assert ended == (before or last is not None)
         ended_by_text += last is not None and last + 1 < len(ids)
     assert 5 < ended_by_text < 128
+
+
+def test_a_tokenizer_that_cannot_tell_texts_is_named() -> None:
+    words = Tokenizer(WordLevel({"1": 0, "<end>": 1}, unk_token="<end>"))
+    with pytest.raises(ValueError, match=r"generation.stop: .* does not tell the texts of its tokens .*; leave"):
+        stopping(PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>"), ["1"])
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.6])
