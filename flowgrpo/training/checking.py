@@ -32,7 +32,7 @@ from .prompt_embeddings import met_at_most
 from .prompt_lengths import long_prompts
 from .recipe_findings import Checked, Fault
 from .recipe_plans import check_plans, idle_plan_options
-from .recipe_prompts import check_data, columns_of_run, note_left_out, note_shared_prompts, sound_prompts
+from .recipe_prompts import check_data, columns_of_run, note_left_out, note_oddities, note_shared_prompts, sound_prompts
 from .text.answer_objective import tried
 
 HIGHEST_FULL_RATE = 2e-4
@@ -119,6 +119,7 @@ def _note_columns(found: Checked) -> None:
     takes = None if parameters is None else IMAGE in parameters
     for source, rows in ((recipe.data.train, data.train.rows), (recipe.data.heldout, data.heldout)):
         note_left_out(found, str(source), rows, takes)
+        note_oddities(found, str(source), rows)
 
 
 def _model(found: Checked) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -135,6 +136,32 @@ def note_shared_prompts(found: Checked, rows: Sequence[PromptRow], source: str, 
                 f"take them out of one of the two, or name another file with data.{split}"
             )
             found.findings.append(Fault("note", text, f"data.{split}"))
+
+
+def note_oddities(found: Checked, source: str, rows: Sequence[PromptRow]) -> None:
+    """Note prompts that stand several times in their file, and lines of JSON that a .txt file gives as they are.
+
+    Args:
+        found: gets the notes.
+        source: the file.
+        rows: its prompts.
+    """
+    words = [said(row) for row in rows]
+    counts = Counter(words)
+    if len(counts) < len(rows):
+        # With other columns, such as another answer or another picture, a prompt is another task.
+        alike = [row for row, text in zip(rows, words) if counts[text] > 1]
+        tasks = Counter((said(row), row.size, tuple(map(repr, row.columns.values()))) for row in alike)
+        if repeated := len(alike) - len(tasks):
+            text = f"{repeated:,} of {len(rows):,} prompts of {source} are there already, with the same columns"
+            found.findings.append(Fault("note", text, "data.train"))
+    objects = [row for row in rows if row.text.startswith("{") and row.text.endswith("}")]
+    if source.lower().endswith(".txt") and objects:
+        text = (
+            f"{source}: {len(objects):,} of {len(rows):,} prompts look like JSON, and a .txt file has a prompt a line; "
+            "name a file of objects .jsonl"
+        )
+        found.findings.append(Fault("note", text, "data.train"))
 
 
 def note_left_out(found: Checked, source: str, rows: Sequence[PromptRow], takes_pictures: bool | None) -> None:

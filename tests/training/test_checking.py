@@ -1,6 +1,7 @@
 """The check of `plan` and every run: presets pass, and what only a network or a file could show is no fault."""
 
 import io
+import json
 from pathlib import Path
 
 import datasets
@@ -78,6 +79,21 @@ def test_columns_that_are_left_out_are_noted(tmp_path: Path):
         f"{tmp_path / 'set'} has columns of pictures or sounds, which rewards do not get: image",
         f"{tmp_path / 'set'} has columns of bytes, times or other values, which rewards do not get: raw",
     ]
+
+
+def test_prompts_that_stand_twice_and_lines_of_json_are_noted(tmp_path: Path):
+    rows = [{"prompt": "a", "n": 1}, {"prompt": "a ", "n": 1}, {"prompt": "a", "n": 2}, {"prompt": "b", "n": 1}]
+    (tmp_path / "p.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (tmp_path / "p.txt").write_text("".join(f"{json.dumps(row)}\n" for row in rows[2:]))
+    small = [*ABOUT_PICTURES, "rollout.prompts=2", "data.heldout=null"]
+    notes = check(load_recipe("default", [f"data.train={tmp_path / 'p.jsonl'}", *small])).texts("note")
+    assert f"1 of 4 prompts of {tmp_path / 'p.jsonl'} are there already, with the same columns" in notes
+    notes = check(load_recipe("default", [f"data.train={tmp_path / 'p.txt'}", *small])).texts("note")
+    assert (
+        f"{tmp_path / 'p.txt'}: 2 of 2 prompts look like JSON, and a .txt file has a prompt a line; name a file "
+        in str(notes)
+    )
+    assert not any("there already" in note for note in notes)
 
 
 def test_of_a_long_file_some_prompts_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
