@@ -27,7 +27,7 @@ from ..weights.kernel_choice import in_a_fixed_order
 from ..weights.saving import local_folder
 from ..weights.trained import LoraSpec, TrainedWeights, cast_base
 from .checking import check, evaluated, reward_specs
-from .data import Data, PromptRow, column_names, templated
+from .data import Data, column_names
 from .distributed.launching import load_whole_models, sharding_of, zero_of
 from .distributed.processes import Processes, ended_together
 from .extensions.extension import Extensions
@@ -51,6 +51,7 @@ from .reporting.reporter import Reporter
 from .stopping import Stop
 from .tasks import FlowTask, Task
 from .text.answer_objective import compares
+from .text.checked_prompts import Note, check_prompts
 from .text.text_policy import TextPolicy, check_positions
 from .text.text_task import TextTask
 from .trainer import Trainer
@@ -58,8 +59,6 @@ from .trainer import Trainer
 if TYPE_CHECKING:
     from ..weights.sharding import Shards
 
-Note = Callable[[str], None]
-"""Called with a sentence that is reported when the run starts."""
 Doing = Callable[..., None]
 """Called with what is done now, and maybe with how much of it is done, and with the whole."""
 
@@ -292,61 +291,6 @@ def load_text_task(recipe: TextRecipe, folder: str, data: Data, device: torch.de
         weights = LanguageWeights.whole(language, keep_reference=compares(recipe))
     weights.gradient_checkpointing(model.gradient_checkpointing)
     return TextTask(recipe, TextPolicy(language, weights, recipe))
-
-
-def check_prompts(
-    recipe: TextRecipe | MaskedRecipe,
-    data: Data,
-    tokens: Callable[[PromptRow], int],
-    check_fits: Callable[[PromptRow, int], object],
-    note: Note,
-) -> None:
-    """Check the lengths of all prompts of a run of text, and leave long training prompts out if the recipe says so.
-
-    A held-out prompt is never left out, because a mean would be over other prompts than the file has.
-
-    Args:
-        recipe: for the largest length, and the names of the prompt files.
-        data: the prompts.
-        tokens: the number of tokens of a prompt; raises ValueError if the prompt cannot be encoded.
-        check_fits: raises ValueError if the model has no room for a prompt of this number of tokens.
-        note: called with a sentence about the prompts that are left out.
-
-    Raises:
-        ValueError: a prompt is empty, longer than the recipe allows, or longer than the model takes, or all training
-            prompts would be left out.
-    """
-    most = recipe.generation.max_prompt_tokens
-
-    def fits(source: str, row: PromptRow, drops: bool = False) -> bool:
-        try:
-            count = tokens(row)
-            if drops and count > most:
-                return False
-            check_fits(row, count)
-        except ValueError as error:
-            raise ValueError(f"{source}: prompt {row.id + 1}: {error}") from error
-        if not 0 < count <= most:
-            other = "" if source == recipe.data.heldout or not count else ", or write generation.long_prompts: drop"
-            raise ValueError(
-                f"{source}: prompt {row.id + 1} has {count} tokens; generation.max_prompt_tokens is {most}: "
-                f"raise it, or leave out the prompt{other}"
-            )
-        return True
-
-    source, rows, drops = recipe.data.train, data.train.rows, recipe.generation.long_prompts == "drop"
-    asked = [[row, *(templated(row, template) for template in recipe.data.templates)] for row in rows]
-    kept = [row for row, forms in zip(rows, asked) if all(fits(source, form, drops) for form in forms)]
-    if not kept:
-        raise ValueError(f"{source}: all prompts have more tokens than generation.max_prompt_tokens {most}; raise it")
-    if len(kept) < len(rows):
-        note(
-            f"{len(rows) - len(kept):,} of {len(rows):,} prompts of {source} are left out, because they have more than "
-            f"{most} tokens (generation.max_prompt_tokens)"
-        )
-        data.train.rows = kept
-    for row in data.heldout:
-        fits(str(recipe.data.heldout), row)
 
 
 def load_masked_task(recipe: MaskedRecipe, folder: str, data: Data, device: torch.device, note: Note) -> MaskedTask:

@@ -1,0 +1,66 @@
+"""The lengths of the prompts of a run of text, in tokens of its model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...configs.schema import MaskedRecipe, TextRecipe
+from ..data import Data, PromptRow, templated
+
+Note = Callable[[str], None]
+"""Called with a sentence that is reported when the run starts."""
+
+
+def check_prompts(
+    recipe: TextRecipe | MaskedRecipe,
+    data: Data,
+    tokens: Callable[[PromptRow], int],
+    check_fits: Callable[[PromptRow, int], object],
+    note: Note,
+) -> None:
+    """Check the lengths of all prompts of a run of text, and leave long training prompts out if the recipe says so.
+
+    A held-out prompt is never left out, because a mean would be over other prompts than the file has.
+
+    Args:
+        recipe: for the largest length, and the names of the prompt files.
+        data: the prompts.
+        tokens: the number of tokens of a prompt; raises ValueError if the prompt cannot be encoded.
+        check_fits: raises ValueError if the model has no room for a prompt of this number of tokens.
+        note: called with a sentence about the prompts that are left out.
+
+    Raises:
+        ValueError: a prompt is empty, longer than the recipe allows, or longer than the model takes, or all training
+            prompts would be left out.
+    """
+    most = recipe.generation.max_prompt_tokens
+
+    def fits(source: str, row: PromptRow, drops: bool = False) -> bool:
+        try:
+            count = tokens(row)
+            if drops and count > most:
+                return False
+            check_fits(row, count)
+        except ValueError as error:
+            raise ValueError(f"{source}: prompt {row.id + 1}: {error}") from error
+        if not 0 < count <= most:
+            other = "" if source == recipe.data.heldout or not count else ", or write generation.long_prompts: drop"
+            raise ValueError(
+                f"{source}: prompt {row.id + 1} has {count} tokens; generation.max_prompt_tokens is {most}: "
+                f"raise it, or leave out the prompt{other}"
+            )
+        return True
+
+    source, rows, drops = recipe.data.train, data.train.rows, recipe.generation.long_prompts == "drop"
+    asked = [[row, *(templated(row, template) for template in recipe.data.templates)] for row in rows]
+    kept = [row for row, forms in zip(rows, asked) if all(fits(source, form, drops) for form in forms)]
+    if not kept:
+        raise ValueError(f"{source}: all prompts have more tokens than generation.max_prompt_tokens {most}; raise it")
+    if len(kept) < len(rows):
+        note(
+            f"{len(rows) - len(kept):,} of {len(rows):,} prompts of {source} are left out, because they have more than "
+            f"{most} tokens (generation.max_prompt_tokens)"
+        )
+        data.train.rows = kept
+    for row in data.heldout:
+        fits(str(recipe.data.heldout), row)
