@@ -85,11 +85,11 @@ class _Kind(NamedTuple):
 
 
 def _encoding_seconds(trainer: Trainer) -> float:
-    """Time to encode as many prompts as the run's iterations can draw."""
-    rows = trainer.data.train.rows
-    count = min(len(rows), trainer.recipe.run.iterations * trainer.recipe.rollout.prompts)
+    """Time to encode the prompts that the run's iterations draw."""
+    drawn = trainer.data.train.take(0, trainer.recipe.run.iterations * trainer.recipe.rollout.prompts)
+    rows = {row.id: row for row in drawn}.values()
     began = time.perf_counter()
-    flow_task(trainer).policy.denoiser.pipe.encode_prompt.prompt_cache.ready([row.prompt for row in rows[:count]])
+    flow_task(trainer).policy.denoiser.pipe.encode_prompt.prompt_cache.ready([row.prompt for row in rows])
     return time.perf_counter() - began
 
 

@@ -68,7 +68,10 @@ def signal(recipe: Recipe, folder: Path, report: Report, batches: int = BATCHES)
     """
     penalties = [penalty for penalty in recipe.penalties if penalty.name != "kl"]
     others = [chosen for chosen in recipe.extensions if chosen.name != "curriculum"]
-    trainer = _trainer(recipe.model_copy(update={"penalties": penalties, "extensions": others}), folder)
+    # There may be more batches than the recipe has iterations, so their prompts are encoded when they are drawn.
+    model = recipe.model.model_copy(update={"release_text_encoders": False})
+    changes = {"penalties": penalties, "extensions": others, "model": model}
+    trainer = _trainer(recipe.model_copy(update=changes), folder)
     task = flow_task(trainer)
     gradients: dict[str, list[Tensor]] = {}
     seconds: dict[str, float] = {}
