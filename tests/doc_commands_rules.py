@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import socket
 import ssl
 import threading
 import urllib.request
@@ -468,7 +469,9 @@ def _ask_and_stop(say: Callable[[str], None], seen: dict[str, Any], options: dic
     def told(line: str) -> None:
         say(line)
         if (address := re.search(r"https?://\S+", line)) is not None:
-            threading.Thread(target=ask, args=(address[0].replace("0.0.0.0", "127.0.0.1"),)).start()
+            # The certificate of the tests is for the loopback, and a server on all addresses names its machine.
+            here = address[0].replace(f"//{socket.gethostname()}:", "//127.0.0.1:")
+            threading.Thread(target=ask, args=(here,)).start()
 
     return told
 
