@@ -12,7 +12,8 @@ import jinja2.meta
 
 from ..parts.plugins import nearest
 
-SET_BY_US = {"messages", "add_generation_prompt"}
+SET_BY_US = {"messages", "add_generation_prompt", "raise_exception", "strftime_now"}
+"""Variables that the run and transformers set, among them functions of templates."""
 GIVEN = {"tools", "documents"}
 """Arguments of `apply_chat_template` that are variables of templates too."""
 

@@ -303,7 +303,7 @@ def test_conversations_go_through_the_chat_template(
     assert language.decode(language.encode(plain.text, plain.messages)) == "-99+7="
     begun = [{"role": "user", "content": "8"}, {"role": "assistant", "content": "6"}]
     assert language.decode(language.encode("8", begun)) == "-99+8-6"
-    tokenizer_folder.chat_template += "{% if thinks %}9{% endif %}"
+    tokenizer_folder.chat_template += "{% if thinks %}9{% endif %}{% if 0 %}{{ raise_exception('no') }}{% endif %}"
     tokenizer_folder.save_pretrained(model)
     words = [*overrides, f"model.path={model}"]
     thinking = Session(load_recipe("text", [*words, "model.chat_template_kwargs={thinks: true}"]))
