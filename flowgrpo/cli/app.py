@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import time
@@ -33,6 +32,7 @@ from .rewards import rewards_app
 from .sample import evaluate, sample
 from .stop import stoppable
 from .trusting import TrustOption, trust_run
+from .warnings_shown import warnings_shown
 from .watching import watch
 
 if TYPE_CHECKING:
@@ -196,26 +196,8 @@ def _reporting(stop: Stop) -> Iterator[ConsoleReporter]:
     with RunLog(main) as log, ConsoleReporter(console, main, log) as reporter:
         stop.say = reporter.say
         reporter.doing("starting")
-        with _warnings_shown(reporter.note if main else None):
+        with warnings_shown(reporter.note if main else None):
             yield reporter
-
-
-@contextmanager
-def _warnings_shown(note: Callable[[str], None] | None) -> Iterator[None]:
-    """Show warnings of this package, such as of a reward server that does not answer, while the run waits for it."""
-    if note is None:
-        yield
-        return
-    logger, handler = logging.getLogger("flowgrpo"), logging.Handler(logging.WARNING)
-    handler.emit = lambda record: note(record.getMessage())  # type: ignore[method-assign]
-    # The note is in run.log already, so the log's own handler needs no second line.
-    before, logger.propagate = logger.propagate, False
-    logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.propagate = before
 
 
 def _run(session: Session, reporter: ConsoleReporter, stop: Stop, resume: bool) -> None:

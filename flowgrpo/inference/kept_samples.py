@@ -49,7 +49,7 @@ class KeptSamples:
 
         Args:
             rows: prompts.
-            experience: the samples of some of these prompts.
+            experience: samples for some of the prompts.
             numbers: the number of each sample among all samples.
         """
         records = sample_records(rows, experience, UNSCORED, numbers)

@@ -13,7 +13,7 @@ import pytest
 
 import flowgrpo
 from flowgrpo.cli import app as cli
-from flowgrpo.cli.app import _warnings_shown
+from flowgrpo.cli.warnings_shown import warnings_shown
 from flowgrpo.configs.layers import parts
 from flowgrpo.configs.load import recipe_names
 from flowgrpo.rewards.registry import available
@@ -273,7 +273,7 @@ def test_what_exits_within_a_command_is_a_failure_of_it(
 
 def test_warnings_of_the_package_are_shown_while_a_run_waits(tmp_path: Path) -> None:
     said: list[str] = []
-    with RunLog() as log, _warnings_shown(said.append):
+    with RunLog() as log, warnings_shown(said.append):
         log.open(tmp_path)
         logging.getLogger("flowgrpo.rewards.serving.http_client").warning("%s does not answer", "it")
         logging.getLogger("flowgrpo.other").info("nothing")
