@@ -49,7 +49,7 @@ is missing, the message says which file of the field is meant.
 
 Counts are exact. **Memory and time are estimates** from shapes alone, made as [estimates.md](estimates.md) says. Time
 is for H100 cards at an assumed {UTILISATION:.0%} of their peak, without the rewards. [Real sizes on a
-GPU](benchmarks/gpu.md) compares four estimates with measurements.
+GPU](benchmarks/gpu.md) compares estimates with measurements.
 
 - *groups*: prompts × images of an iteration. With `gpus32` BranchGRPO has 32 prompts, one for each card.
 - *evaluations*: states that the denoiser evaluates while an iteration samples. *trained*: how many of these states are

@@ -29,7 +29,20 @@ NOT_RUN = {
 }
 # Options that make a script of the docs short; a script that is not listed is run as the page says.
 SHORTER = {
-    "tests/adapter_speed.py": ("--repeats", "1", "--width", "64", "--layers", "1", "--batch", "1"),
+    "tests/adapter_speed.py": (
+        "--repeats",
+        "1",
+        "--width",
+        "64",
+        "--layers",
+        "1",
+        "--batch",
+        "1",
+        "--like",
+        "",
+        "--device",
+        "cpu",
+    ),
     "docs/measure_gallery.py": ("--images", "32"),
     "docs/make_kit_table.py": ("jpeg_compressibility", "spaced"),
     "tests/mutants.py": ("addressing",),
