@@ -256,7 +256,7 @@ class QuickConfig(Section):
     """Evaluations of a few held-out prompts, which show early what a run gains."""
 
     every: int = Field(10, ge=1, description="Iterations between quick evaluations.")
-    prompts: int = Field(48, ge=1, description="How many held-out prompts, from the first on.")
+    prompts: int = Field(48, ge=1, description="How many held-out prompts; `evaluate.take` says which.")
 
 
 class HeldOutConfig(Section):
@@ -265,8 +265,11 @@ class HeldOutConfig(Section):
     every: int = Field(
         50, ge=1, description="Iterations between evaluations. The first and the last evaluation are always made."
     )
-    prompts: int | None = Field(
-        None, ge=1, description="Evaluate only this many held-out prompts, from the first on; by default all."
+    prompts: int | None = Field(None, ge=1, description="Evaluate only this many held-out prompts; by default all.")
+    take: Literal["spread", "first"] = Field(
+        "spread",
+        description="Which held-out prompts are evaluated, if not all. `spread` takes one at random from each of many "
+        "equal stretches of the file, and always the same ones. `first` takes the first ones.",
     )
     seeds: int = Field(1, ge=1, description="Samples per prompt.")
     quick: QuickConfig | None = Field(

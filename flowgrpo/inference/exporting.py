@@ -12,6 +12,7 @@ from ..training.data import PromptRow, read_prompts
 from ..training.folder.leftovers import RESULTS
 from ..training.folder.model_card import CARD
 from ..training.folder.run_folder import RunFolder
+from ..training.prompts.subsets import evaluated_rows
 from ..training.result_card import Known, write_result_card
 from ..weights.pipeline_folders import safetensors_faults
 from ..weights.saving import new_folder
@@ -99,7 +100,7 @@ def add_card(
     whole = "pipeline" if isinstance(recipe, Recipe) else "model"
     kind = "lora" if recipe.model.train == "lora" and not merged else whole
     heldout = None if recipe.data.heldout is None else _rows(recipe.data.heldout)
-    known = Known(_rows(recipe.data.train), heldout and heldout[: recipe.evaluate.prompts], pipe)
+    known = Known(_rows(recipe.data.train), heldout and evaluated_rows(heldout, recipe.evaluate), pipe)
     write_result_card(folder, kind, recipe, RunFolder(run), iteration, known)
 
 

@@ -20,6 +20,7 @@ from .distributed.processes import Processes
 from .extensions.extension import Evaluation, Extensions
 from .folder.keeping import Keeper
 from .folder.saved_samples import save_samples
+from .prompts.subsets import places_of
 from .reporting.clock import Clock
 from .reporting.records import number, reward_means, standard_errors
 from .reporting.reporter import Reporter
@@ -48,10 +49,10 @@ class Scored:
     owners: Tensor
     values: Tensor
 
-    def first(self, prompts: int) -> Scored:
-        """The scores of the first prompts alone."""
-        mine = self.owners < prompts
-        return Scored(self.names, self.owners[mine], self.values[mine])
+    def of(self, prompts: Sequence[int]) -> Scored:
+        """The scores of these prompts alone, which are numbered anew, in rising order."""
+        mine = torch.isin(self.owners, torch.tensor(prompts))
+        return Scored(self.names, torch.searchsorted(torch.tensor(prompts), self.owners[mine]), self.values[mine])
 
     def by_prompt(self) -> Tensor:
         """[P, K] means of each prompt, in the order of the prompts."""
@@ -117,6 +118,9 @@ class Evaluations:
         self.task, self.heldout, self.rewards, self.average = task, heldout, rewards, average
         self.clock, self.symptoms, self.extensions, self.keeper = clock, symptoms, extensions, keeper
         self._start: Tensor | None = None
+        few = settings.quick.prompts if settings.quick is not None else 0
+        self._places = places_of(len(heldout), few, settings.take)
+        self._few = [heldout[place] for place in self._places]
 
     @property
     def _reporter(self) -> Reporter:
@@ -131,14 +135,14 @@ class Evaluations:
         whole = iteration % settings.every == 0 or iteration in (self.last, *self.keeper.former_ends)
         if not self.heldout or not (whole or (quick is not None and iteration % quick.every == 0)):
             return {}
-        rows = self.heldout if whole or quick is None else self.heldout[: quick.prompts]
+        rows = self.heldout if whole else self._few
         keeper, record = self.keeper, dict[str, float | None]()
         batch, scored = evaluated(self.task, rows, self.rewards, self.average, keeper.processes, self.clock)
         if whole:
             save_samples(batch, "eval", iteration, keeper.run, keeper.processes, keeper.accelerator)
             record |= scored.record("eval")
         if quick is not None:
-            record |= self._quick(scored.first(quick.prompts), iteration)
+            record |= self._quick(scored.of(self._places) if whole else scored, iteration)
         self._reporter.evaluation(iteration, record)
         symptoms = self.symptoms.evaluation(record)
         for symptom in symptoms:
@@ -146,7 +150,7 @@ class Evaluations:
         return record | marks(symptoms)
 
     def _quick(self, scored: Scored, iteration: int) -> dict[str, float | None]:
-        """Metrics of the first prompts, with the gain since the start; its error is of the differences by prompt."""
+        """Metrics of the few prompts, with the gain since the start; its error is of the differences by prompt."""
         record = scored.record("quick")
         if iteration == 0:
             self._start = scored.by_prompt()
@@ -159,7 +163,7 @@ class Evaluations:
 
     def _saved_start(self, scored: Scored) -> Tensor | None:
         """[P, K] as `Scored.by_prompt`, from the saved samples of the first evaluation; None if they are not there."""
-        numbers = {self.heldout[place].id: place for place in scored.owners.unique().tolist()}
+        numbers = {self._few[place].id: place for place in scored.owners.unique().tolist()}
         owners, values = [], []
         for record in self.keeper.run.read_index():
             if record["phase"] == "eval" and record["iteration"] == 0 and record["prompt_id"] in numbers:

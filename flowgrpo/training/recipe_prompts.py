@@ -15,6 +15,7 @@ from .distributed.processes import Processes
 from .prompts.hub_sets import pinned
 from .prompts.overlap import said
 from .prompts.stored_table import StoredColumns
+from .prompts.subsets import evaluated_rows
 from .recipe_findings import Checked, Fault
 
 
@@ -31,7 +32,7 @@ def read_heldout(recipe: AnyRecipe) -> list[PromptRow]:
 def read_split(recipe: AnyRecipe, split: str, fetch: bool = True) -> list[PromptRow]:
     """The prompts of one of `SPLITS`, at most `evaluate.prompts`; empty if the recipe names none."""
     source = recipe.data.source(split)
-    return read_prompts(source, fetch)[: recipe.evaluate.prompts] if source else []
+    return evaluated_rows(read_prompts(source, fetch), recipe.evaluate) if source else []
 
 
 def columns_of_run(recipe: AnyRecipe) -> tuple[str, ...]:
@@ -71,7 +72,7 @@ def check_data(found: Checked) -> Data | None:
         found.attempt("rollout.prompts", _enough, recipe, train)
     if None in rows.values():
         return None
-    return Data(PromptStream(train, recipe.run.seed), rows.get("heldout", [])[: recipe.evaluate.prompts])
+    return Data(PromptStream(train, recipe.run.seed), evaluated_rows(rows.get("heldout", []), recipe.evaluate))
 
 
 def sound_prompts(recipe: AnyRecipe, source: str, fetch: bool) -> list[PromptRow]:

@@ -175,9 +175,9 @@ def test_quick_evaluations_show_their_gain_and_a_curve():
     lines = output.getvalue().splitlines()
     assert lines[-4:] == [
         "held-out after 0 iterations: gold 0.5000",
-        "first 24 held-out prompts after 0 iterations: gold 0.4000",
-        "first 24 held-out prompts after 2 iterations: gold 0.4500 (+0.050 ± 0.020)",
-        "first 24 held-out prompts after 4 iterations: gold 0.5000 (+0.100 ± 0.020)  ▁▅█",
+        "24 of the held-out prompts after 0 iterations: gold 0.4000",
+        "24 of the held-out prompts after 2 iterations: gold 0.4500 (+0.050 ± 0.020)",
+        "24 of the held-out prompts after 4 iterations: gold 0.5000 (+0.100 ± 0.020)  ▁▅█",
     ]
     shown.iteration(iteration(4))
     assert "0.5000" in output.getvalue().splitlines()[-1]

@@ -10,9 +10,11 @@ import pytest
 from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.training.folder.run_folder import RunFolder
+from flowgrpo.training.prompts.subsets import places_of
 from flowgrpo.training.session import Session, start
 
 NAMES = ("dense", "jpeg_compressibility")
+FEW = places_of(6, 3, "spread")
 
 
 @pytest.fixture
@@ -62,7 +64,7 @@ def test_a_few_prompts_are_scored_between_the_evaluations_of_all(finished: Path)
     assert [line["iteration"] for line in saved] == [0] * 6 + [4] * 6
     for iteration in (0, 4):
         own = [line["rewards"]["dense"] for line in saved if line["iteration"] == iteration]
-        assert records[iteration]["quick/dense"] == pytest.approx(sum(own[:3]) / 3)
+        assert records[iteration]["quick/dense"] == pytest.approx(sum(own[k] for k in FEW) / 3)
         assert records[iteration]["eval/dense"] == pytest.approx(sum(own) / 6)
 
 
@@ -70,7 +72,7 @@ def test_the_gain_is_the_mean_difference_by_prompt(finished: Path) -> None:
     records = metrics(finished)
     lines = [json.loads(line) for line in (finished / "samples" / "index.jsonl").read_text().splitlines()]
     sizes = [line["rewards"]["jpeg_compressibility"] for line in lines if line["phase"] == "eval"]
-    differences = [after - before for before, after in zip(sizes[:3], sizes[6:9])]
+    differences = [after - before for before, after in zip([sizes[k] for k in FEW], [sizes[6 + k] for k in FEW])]
     mean = sum(differences) / 3
     error = (sum((d - mean) ** 2 for d in differences) / 2 / 3) ** 0.5
     assert mean != 0

@@ -100,7 +100,7 @@ def recipe_of(job: Job, seed: int, settings: Settings) -> Recipe:
     )
     common = (
         f"data.heldout={HELD_OUT}",
-        f"evaluate={{every: {every}, prompts: {EVALUATED}, seeds: 1, steps: 10, rewards: {rewards}}}",
+        f"evaluate={{every: {every}, prompts: {EVALUATED}, take: first, seeds: 1, steps: 10, rewards: {rewards}}}",
         f"run={{iterations: {iterations}, seed: {seed}, checkpoint_every: 10, keep: 1, sample_every: {every}}}",
     )
     return job.form.recipe([*common, *job.overrides, *settings.overrides])

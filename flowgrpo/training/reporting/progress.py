@@ -247,7 +247,7 @@ class ConsoleReporter:
         if few:
             if whole:
                 self._few_are_all = whole == few
-            prompts = "held-out" if self._few_are_all else f"first {self._few} held-out prompts"
+            prompts = "held-out" if self._few_are_all else f"{self._few} of the held-out prompts"
             listed = ", ".join(f"{name} {number(mean, 10, 4)}{gained(record, name)}" for name, mean in few.items())
             self.say(f"{prompts} {after}: {listed}{self._drawn(followed)}", "cyan")
         self._expect(iteration, evaluated=True)
