@@ -68,7 +68,7 @@ def plan(
     """Print what a recipe will do and cost, without loading a model."""
     from ..configs.layers import machine_of
     from ..configs.load import dump_recipe, load_recipe
-    from ..configs.schema import MaskedRecipe, Recipe, TextRecipe
+    from ..configs.schema import MaskedRecipe, TextRecipe
 
     source, overrides = split(words)
     output_file(svg, ".svg")
@@ -88,13 +88,20 @@ def plan(
         return say(dump_recipe(recipe).rstrip("\n"))
     checked = _checked(recipe, source)
     seen = _prompts_seen(against)
-    if not isinstance(recipe, Recipe):
-        refuse_idle(of_card, f"for {recipe.name}, which makes text: the estimate for a card is of images")
+    if isinstance(recipe, MaskedRecipe):
+        refuse_idle(of_card, f"for {recipe.name}: there is no estimate for a masked language model")
+    if isinstance(recipe, TextRecipe):
+        timed = {name: of_card[name] for name in ("--sharding", "--utilisation")}
+        refuse_idle(
+            timed, f"for {recipe.name}, which makes text: the estimate is of memory, on cards that share nothing"
+        )
     say(f"{recipe.name}: {recipe.paper or 'no paper named'}")
     if isinstance(recipe, TextRecipe):
         if draw or svg is not None:
             raise ValueError(f"{recipe.name} is a recipe of text, which has no tree of denoising steps to draw")
         _plan_text(recipe)
+        if gpu is not None or gpus is not None or not recipe.model.path.startswith("arithmetic"):
+            _print_text_estimate(recipe, checked, gpu or "h100", gpus or 1)
         return _print_findings(checked, seen)
     _print_counts(recipe)
     if isinstance(recipe, MaskedRecipe):
@@ -279,6 +286,27 @@ def _print_estimate(
     if sharding is not None and found.sharding is None:
         why = "one GPU has everything" if gpus == 1 else "FSDP2 divides full weights, and each GPU has the whole LoRA"
         say(f"  note: {sharding} changes nothing here: {why}")
+
+
+def _print_text_estimate(recipe: TextRecipe, checked: Checked, gpu: str, gpus: int) -> None:
+    from ..estimate.estimates import GPUS
+    from ..estimate.language import estimate_text, text_table
+    from ..weights.lora import NoSuchLayer
+
+    try:
+        found = estimate_text(recipe, [] if checked.data is None else checked.data.train.rows, gpu, gpus)
+    except NoSuchLayer:
+        raise
+    except Exception as error:
+        if gpu not in GPUS or gpus > recipe.rollout.prompts:
+            raise
+        # Any model's own code runs on `meta`, and may fail there in any way.
+        why = (
+            error if isinstance(error, ValueError) else f"the code of the model does not run without weights ({error})"
+        )
+        return say(f"no estimate of memory: {why}")
+    for line in text_table(found):
+        say(line)
 
 
 def _plan_text(recipe: TextRecipe) -> None:

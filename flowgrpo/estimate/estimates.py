@@ -234,22 +234,37 @@ def _prompt_count(source: str, most: int | None = None) -> tuple[int, bool]:
         return (count if most is None else min(count, most)), known is not None
 
 
+def memory_lines(
+    gpu: Gpu,
+    resting: Mapping[str, int],
+    passing: Mapping[str, int],
+    peak: int,
+    start: int | None = None,
+    waiting: Mapping[str, int] | None = None,
+) -> tuple[int, list[str]]:
+    """The width of the names, and the lines about memory, aligned; all sizes are in bytes, see `Estimate`."""
+    rows = {name: size for name, size in resting.items() if size >= 0.005 * GIB}
+    rows |= {f"{name} (one at a time)": size for name, size in passing.items()}
+    rows |= {} if start is None else {"while encoding": start}
+    hosted = {f"{name} (in host memory)": size for name, size in (waiting or {}).items()}
+    width = max(map(len, [*rows, *hosted, "most at once"]))
+    return width, [
+        "  memory of each GPU, in GiB:",
+        *(f"    {name:<{width}}  {size / GIB:8.2f}" for name, size in rows.items()),
+        f"    {'most at once':<{width}}  {peak / GIB:8.2f}  of {gpu.gib:g}",
+        *(f"    {name:<{width}}  {size / GIB:8.2f}" for name, size in hosted.items()),
+    ]
+
+
 def table(found: Estimate) -> list[str]:
     """The lines of an estimate, aligned."""
-    gib: Mapping[str, float] = {name: size / GIB for name, size in found.resting.items() if size >= 0.005 * GIB} | {
-        f"{name} (one at a time)": size / GIB for name, size in found.passing.items()
-    }
-    width = max(len(name) for name in [*gib, "most at once", *(f"{name} (in host memory)" for name in found.waiting)])
+    width, memory = memory_lines(found.gpu, found.resting, found.passing, found.peak, found.start, found.waiting)
     shared = "" if found.sharding is None else f", {SHARDING[found.sharding]}"
     quick = f", {found.quick_evaluations} quick ones" if found.quick_evaluations else ""
     lines = [
         f"estimate for {found.gpus} × {found.gpu.label}{shared}, from shapes alone; rewards are not counted "
         "(docs/estimates.md)",
-        "  memory of each GPU, in GiB:",
-        *(f"    {name:<{width}}  {size:8.2f}" for name, size in gib.items()),
-        f"    {'while encoding':<{width}}  {found.start / GIB:8.2f}",
-        f"    {'most at once':<{width}}  {found.peak / GIB:8.2f}  of {found.gpu.gib:g}",
-        *(f"    {f'{name} (in host memory)':<{width}}  {size / GIB:8.2f}" for name, size in found.waiting.items()),
+        *memory,
         "  room on the disk, in GiB, without samples and gallery:",
         *(f"    {f'{name}/':<{width}}  {size / GIB:8.2f}" for name, size in found.disk.items() if size),
         f"  time, at an assumed {found.utilisation:.0%} of {found.gpu.tflops:g} TFLOP/s:",

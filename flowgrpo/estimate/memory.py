@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..configs.schema import Recipe
+from ..configs.schema import Recipe, TextRecipe
 from ..parts.traits import keeps_base
 from ..training.planning import Forecast
 from ..training.updating import one_average
@@ -35,7 +35,7 @@ class Shares:
     optimizer: int = 1
 
     @classmethod
-    def of(cls, recipe: Recipe, processes: int, name: str | None) -> Shares:
+    def of(cls, recipe: Recipe | TextRecipe, processes: int, name: str | None) -> Shares:
         """The shares that the launcher would give: a single process has everything, and FSDP2 leaves a LoRA whole.
 
         Raises:
@@ -53,11 +53,48 @@ def _share(numbers: int, processes: int) -> int:
     return 4 * math.ceil(numbers / processes)
 
 
-def averages_of(recipe: Recipe) -> int:
+def averages_of(recipe: Recipe | TextRecipe) -> int:
     """How many averages of the trained weights a run keeps."""
     saved, old = recipe.optimizer.ema, recipe.objective.get("old")
-    asked = (saved, recipe.reference, None if one_average(saved, old) else old)
+    reference = recipe.reference if isinstance(recipe, Recipe) else None
+    asked = (saved, reference, None if one_average(saved, old) else old)
     return sum(average is not None for average in asked)
+
+
+def at_rest(
+    recipe: Recipe | TextRecipe, name: str, size: int, trained: int, rounded: int, reference: bool, shares: Shares
+) -> dict[str, int]:
+    """Bytes of a trained model, and of what belongs to its trained weights, by name.
+
+    Args:
+        recipe: says what is trained, and how.
+        name: of the model.
+        size: bytes of the model as it was loaded.
+        trained: number of trained parameters.
+        rounded: number of trained parameters that the model has in half precision.
+        reference: whether the weights of the start are needed.
+        shares: how trained weights and their optimizer are distributed.
+    """
+    lora = recipe.model.train == "lora"
+    weights, part = _share(trained, shares.weights), _share(trained, shares.optimizer)
+    gradients = part
+    if shares.name is None and shares.processes > 1:
+        # A second tensor of the same size adds the gradients over processes.
+        gradients *= 2
+    # DeepSpeed makes its step on a copy of the process's part of the weights.
+    copies = 1 if shares.name == "zero2" else 0
+    sharded = shares.weights > 1
+    own = 4 * trained - 2 * rounded
+    return {
+        name: size - own + weights if sharded else size,
+        "masters": 0 if sharded or lora else 4 * rounded,
+        # An adapter that computes in 16 bits has its float32 masters and their rounded copies.
+        "LoRA": weights + 2 * rounded if lora else 0,
+        "gradients": gradients,
+        "optimizer": (2 + copies) * part,
+        "averages": averages_of(recipe) * weights,
+        "reference": 0 if lora or not reference else weights if sharded else own,
+    }
 
 
 def resting(recipe: Recipe, model: Model, expected: Forecast, share: int, shares: Shares) -> dict[str, int]:
@@ -70,30 +107,16 @@ def resting(recipe: Recipe, model: Model, expected: Forecast, share: int, shares
         share: number of prompts of a process.
         shares: how trained weights and their optimizer are distributed.
     """
-    lora = recipe.model.train == "lora"
-    weights, part = _share(model.trained, shares.weights), _share(model.trained, shares.optimizer)
-    gradients = part
-    if shares.name is None and shares.processes > 1:
-        # A second tensor of the same size adds the gradients over processes.
-        gradients *= 2
-    # DeepSpeed makes its step on a copy of the process's part of the weights.
-    copies = 1 if shares.name == "zero2" else 0
-    sharded = shares.weights > 1
-    own = 4 * model.trained - 2 * model.rounded
     largest = max(expected.counts, key=lambda counts: counts.trained_states)
     # Each state is stored once, and each trained state has its prediction.
     states = largest.stored_states * model.state_bytes + largest.trained_states * model.prediction_bytes
+    own = at_rest(recipe, "denoiser", model.denoiser, model.trained, model.rounded, keeps_base(recipe), shares)
     return {
-        "denoiser": model.denoiser - own + weights if sharded else model.denoiser,
-        "masters": 0 if sharded or lora else 4 * model.rounded,
+        "denoiser": own.pop("denoiser"),
+        "masters": own.pop("masters"),
         "VAE": model.vae,
         "text encoders": 0 if recipe.model.release_text_encoders else model.encoders,
-        # An adapter that computes in 16 bits has its float32 masters and their rounded copies.
-        "LoRA": weights + 2 * model.rounded if lora else 0,
-        "gradients": gradients,
-        "optimizer": (2 + copies) * part,
-        "averages": averages_of(recipe) * weights,
-        "reference": 0 if lora or not keeps_base(recipe) else weights if sharded else own,
+        **own,
         "rollout states": share * model.elements * states,
     }
 

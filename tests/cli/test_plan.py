@@ -1,5 +1,6 @@
 """`flowgrpo plan` on composed recipes: what it prints, and what it refuses."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,8 @@ def test_a_loss_of_images_has_a_line_for_them_and_no_columns_of_trained_steps(wo
     ("words", "said"),
     [
         (("mixgrpo_flash_guard", "--gpu", "h900"), "no figures for the GPU 'h900'; use one of h100"),
+        (("text", "--gpu", "h900"), "no figures for the GPU 'h900'; use one of h100"),
+        (("text", "--gpus", "33"), "rollout.prompts is 32 on 33 GPUs"),
         (("mixgrpo_flash_guard", "--gpu", "h100", "--utilisation", "1.5"), "use a number in"),
         (("mixgrpo_flash_guard", "--sharding", "zero3"), "sharding is 'zero3'; use one of fsdp2, zero2"),
     ],
@@ -116,14 +119,19 @@ def test_unknown_parts_are_refused_by_name():
         plan("flow_grpo+sd3")
 
 
-@pytest.mark.parametrize("recipe", ["text", "masked"])
-def test_an_estimate_that_a_recipe_of_text_has_not_is_refused(recipe: str) -> None:
-    done = CliRunner().invoke(app, ["plan", recipe, "--gpu", "h100", "--gpus", "2"])
+def test_an_estimate_that_a_masked_model_has_not_is_refused() -> None:
+    done = CliRunner().invoke(app, ["plan", "masked", "--gpu", "h100", "--gpus", "2"])
     assert done.exit_code == 1
-    assert (
-        "--gpu has no effect for " + recipe + ", which makes text: the estimate for a card is of images; leave"
-        in str(done.exception)
-    )
+    said = "--gpu has no effect for masked: there is no estimate for a masked language model; leave"
+    assert said in str(done.exception)
+
+
+def test_a_recipe_of_text_has_an_estimate_of_memory() -> None:
+    output = plan("text", "--gpu", "4090", "--gpus", "2")
+    assert "estimate of memory for 2 × RTX 4090, from shapes alone" in output
+    assert "training (one at a time)" in output
+    assert re.search(r"most at once +\d+\.\d\d  of 24\n", output)
+    assert "estimate" not in plan("text")
 
 
 def test_a_drawing_replaces_no_file_of_another_kind(tmp_path: Path):
@@ -139,7 +147,8 @@ def test_a_drawing_replaces_no_file_of_another_kind(tmp_path: Path):
     [
         (("default", "--iteration", "2"), "--iteration belongs to --draw or --svg"),
         (("default", "--yaml", "--draw"), "--draw has no effect with --yaml"),
-        (("text", "--utilisation", "7"), "--utilisation has no effect for text"),
+        (("text", "--utilisation", "0.7"), "--utilisation has no effect for text"),
+        (("text", "--sharding", "fsdp2"), "--sharding has no effect for text"),
     ],
 )
 def test_options_that_would_do_nothing_are_refused(words: tuple[str, ...], said: str):

@@ -1,0 +1,244 @@
+"""Estimates of the memory of a run of text, from the model's configuration; docs/estimates.md explains the method."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from ..configs.schema import TextRecipe
+from ..text.key_value_cache import cache_of
+from ..text.model import LanguageModel, LanguageWeights
+from ..text.sampling import logits_kept, positions_of
+from ..text.scoring import completion_statistics
+from ..training.data import PromptRow
+from ..training.model_paths import DTYPES, language_folder
+from ..training.prompts.subsets import places_of
+from ..training.session import lora_spec
+from ..training.text.answer_objective import compares
+from .estimates import GPUS, Gpu, memory_lines
+from .footprint import Attention, LiveBytes, Tally
+from .memory import Shares, at_rest
+
+MEASURED = 256
+"""Number of prompts whose tokens are counted."""
+
+
+@dataclass(frozen=True)
+class TextEstimate:
+    """Estimated memory of a run of text, for each of several equal GPUs, in bytes.
+
+    Attributes:
+        gpu, gpus: the assumptions.
+        prompt: tokens of the longest prompt.
+        counted: whether this length was counted on prompts, and not taken from `generation.max_prompt_tokens`.
+        scored: number of completions that are scored at once.
+        resting: memory that is in use during the whole iteration, by name.
+        passing: memory of phases that follow one another, by name.
+    """
+
+    gpu: Gpu
+    gpus: int
+    prompt: int
+    counted: bool
+    scored: int
+    resting: dict[str, int]
+    passing: dict[str, int]
+
+    @property
+    def peak(self) -> int:
+        """Largest number of bytes in use at once."""
+        return sum(self.resting.values()) + max(self.passing.values())
+
+
+def estimate_text(recipe: TextRecipe, rows: Sequence[PromptRow], gpu: str = "h100", gpus: int = 1) -> TextEstimate:
+    """Memory of a recipe of text, without its weights.
+
+    Every completion is counted with `generation.max_tokens` tokens, after a prompt of the longest length.
+
+    Args:
+        recipe: of text.
+        rows: training prompts; their lengths are counted if the model's tokenizer is on this machine.
+        gpu: a key of `GPUS`.
+        gpus: number of GPUs that share the prompts.
+
+    Raises:
+        ValueError: the GPU or the shapes of the model are unknown, or there are fewer prompts than GPUs.
+    """
+    if gpu not in GPUS:
+        raise ValueError(f"no figures for the GPU {gpu!r}; use one of {', '.join(GPUS)}")
+    rollout, generation = recipe.rollout, recipe.generation
+    if gpus > rollout.prompts:
+        raise ValueError(
+            f"rollout.prompts is {rollout.prompts} on {gpus} GPUs, but one GPU makes all samples of a prompt; use "
+            "fewer GPUs, or more prompts"
+        )
+    path = language_folder(recipe.model.path)
+    found = _longest(recipe, path, rows)
+    prompt = min(found or generation.max_prompt_tokens, generation.max_prompt_tokens)
+    language = _language(recipe, path)
+    size = sum(tensor.numel() * tensor.element_size() for tensor in _held(language.model))
+    weights = _trained(recipe, language)
+    groups, alone = _scored_together(recipe, prompt, gpus)
+    computing = [p for p in language.model.parameters() if p.requires_grad and p.dtype != torch.float32]
+    share = Shares.of(recipe, gpus, None)
+    trained, rounded = sum(p.numel() for p in weights.parameters()), sum(p.numel() for p in computing)
+    at_once = min(rollout.batch, math.ceil(rollout.prompts / gpus) * rollout.group)
+    return TextEstimate(
+        gpu=GPUS[gpu],
+        gpus=gpus,
+        prompt=prompt,
+        counted=found is not None,
+        scored=groups * alone,
+        resting=at_rest(recipe, "model", size, trained, rounded, compares(recipe), share),
+        passing=_sampling(recipe, language, at_once, prompt)
+        | {"training": _training(recipe, language, weights, groups, alone, prompt)},
+    )
+
+
+def text_table(found: TextEstimate) -> list[str]:
+    """The lines of an estimate, aligned."""
+    length = f"prompts of {found.prompt:,} tokens" + ("" if found.counted else " (generation.max_prompt_tokens)")
+    lines = [
+        f"estimate of memory for {found.gpus} × {found.gpu.label}, from shapes alone; rewards are not counted "
+        "(docs/estimates.md)",
+        f"  the longest completions, after {length}; {found.scored} completions are scored at once",
+        *memory_lines(found.gpu, found.resting, found.passing, found.peak)[1],
+    ]
+    if found.peak > found.gpu.gib * 2**30:
+        mend = "a smaller rollout.tokens, model.gradient_checkpointing: true"
+        if max(found.passing, key=lambda name: found.passing[name]) == "sampling":
+            mend = "a smaller rollout.batch"
+        lines.append(f"  note: this is more memory than the GPU has; use {mend}, or a model of fewer parameters")
+    return lines
+
+
+def _language(recipe: TextRecipe, path: str) -> LanguageModel:
+    """The model of a recipe on `meta`, from its configuration on this machine."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    except OSError as error:
+        raise ValueError(f"the configuration of {path} is not on this machine") from error
+    # Kernels that need a GPU are counted as the fused attention of PyTorch, which keeps as much.
+    options = {"attn_implementation": "eager"} if recipe.model.attention == "eager" else {}
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=DTYPES[recipe.model.dtype], trust_remote_code=False, **options
+        )
+    return LanguageModel(model.eval(), SimpleNamespace(pad_token_id=0, eos_token_id=0))
+
+
+def _held(model: nn.Module) -> list[Tensor]:
+    return [*model.parameters(), *model.buffers()]
+
+
+def _trained(recipe: TextRecipe, language: LanguageModel) -> LanguageWeights:
+    if recipe.model.train == "lora":
+        weights = LanguageWeights.adapter(language, lora_spec(recipe.model.lora), seed=recipe.run.seed)
+    else:
+        weights = LanguageWeights.whole(language)
+    weights.gradient_checkpointing(recipe.model.gradient_checkpointing)
+    return weights
+
+
+def _longest(recipe: TextRecipe, path: str, rows: Sequence[PromptRow]) -> int | None:
+    """Tokens of the longest of some prompts; None if they cannot be counted here."""
+    from transformers import AutoTokenizer
+
+    model, some = recipe.model, [rows[place] for place in places_of(len(rows), MEASURED, "spread")]
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        chat = bool(getattr(tokenizer, "chat_template", None)) if model.chat is None else model.chat
+        language = LanguageModel(None, tokenizer, model.system, chat, model.chat_template_kwargs)
+        return max((len(language.encode(row.text, row.messages)) for row in some), default=None)
+    except (OSError, ValueError, TypeError):  # transformers 4.56 has a TypeError for files that are missing
+        return None
+
+
+def _scored_together(recipe: TextRecipe, prompt: int, gpus: int) -> tuple[int, int]:
+    """How many groups are scored at once, and how many completions of each, as `batches_of` finds them."""
+    rollout, width = recipe.rollout, prompt + recipe.generation.max_tokens
+    if rollout.group * width > rollout.tokens:
+        return 1, max(rollout.tokens // width, 1)
+    part = math.ceil(rollout.prompts / gpus / recipe.optimizer.updates)
+    return min(rollout.tokens // (rollout.group * width), part), rollout.group
+
+
+def _training(
+    recipe: TextRecipe, language: LanguageModel, weights: LanguageWeights, groups: int, alone: int, prompt: int
+) -> int:
+    """Most bytes alive at once while completions are scored and their gradient is computed, gradients left out."""
+    rest = [0] * (recipe.generation.max_tokens - 1)
+    for parameter in weights.parameters():
+        parameter.grad = torch.empty_like(parameter)
+    live = LiveBytes()
+    with _on_meta(), live, torch.enable_grad():
+        found = completion_statistics(
+            language,
+            [[0] * prompt] * groups,
+            # Equal completions of a prompt would be scored once.
+            [[k, *rest] for _ in range(groups) for k in range(alone)],
+            [group for group in range(groups) for _ in range(alone)],
+            temperature=recipe.generation.temperature,
+            shared_prefix=recipe.model.shared_prefix and not recipe.model.gradient_checkpointing,
+        )
+        torch.autograd.backward([found.log_probs.sum()])
+    return live.most
+
+
+def _sampling(recipe: TextRecipe, language: LanguageModel, at_once: int, prompt: int) -> dict[str, int]:
+    """Bytes of the keys and values of all tokens, and of the numbers from which a token is drawn."""
+    if recipe.generation.engine != "transformers":
+        return {}  # an engine of its own takes the share of the GPU that its options name
+    model, live = language.model, LiveBytes()
+    with _on_meta(), live, torch.no_grad():
+        ids = torch.zeros(1, prompt, dtype=torch.long, device="meta")
+        mask = torch.ones_like(ids)
+        out = model(
+            input_ids=ids, attention_mask=mask, position_ids=positions_of(mask), use_cache=True,
+            **logits_kept(model, 1),
+        )  # fmt: skip
+        vocabulary = out.logits.shape[-1]
+        cache = cache_of(out)
+        del out, ids, mask
+        kept = live.now
+    del cache
+    # Each logit is there in the model's type twice, twice in float32, and once in float64 (`categorical.pick`).
+    drawn = vocabulary * (2 * DTYPES[recipe.model.dtype].itemsize + 16)
+    longest = prompt + recipe.generation.max_tokens
+    return {"sampling": at_once * (kept * longest // prompt + drawn)}
+
+
+class _Untrue(TorchFunctionMode):
+    """Lets a condition on a tensor without content be false: a batch of completions has padding."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.__bool__ and args[0].is_meta:
+            return False
+        return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def _on_meta() -> Iterator[None]:
+    """Within this context a language model runs on `meta`, with attention that keeps what a fused kernel keeps."""
+    tally = Tally()
+
+    def fused(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Any:
+        return Attention.apply(query, key, value, tally)
+
+    # A mode of torch functions would not see the blocks that a backward pass computes again.
+    attention = patch.object(nn.functional, "scaled_dot_product_attention", fused)
+    # Models turn autocast off for their rotations, and torch before 2.9 has no autocast to turn off on `meta`.
+    autocast = patch.object(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
+    with torch.device("meta"), _Untrue(), attention, autocast:
+        yield

@@ -1,0 +1,166 @@
+"""Estimates of the memory of text against what the allocator really allocates."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from flowgrpo.configs.load import load_recipe
+from flowgrpo.configs.schema import TextRecipe
+from flowgrpo.estimate.estimates import GIB
+from flowgrpo.estimate.language import estimate_text, text_table
+from flowgrpo.text.model import LanguageModel, LanguageWeights, load_language_model
+from flowgrpo.text.scoring import completion_statistics
+from flowgrpo.training.data import PromptRow, read_prompts
+from flowgrpo.training.model_paths import DTYPES
+from flowgrpo.training.session import lora_spec
+from flowgrpo.worlds.arithmetic.problems import build_character_tokenizer, build_model, save_tokenizer
+from tests.allocation import most_bytes
+
+WIDTH, LAYERS, HEADS, VOCABULARY = 128, 3, 4, 1000
+PROMPT, TOKENS = 24, 40
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("language") / "model"
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        build_model(VOCABULARY, width=WIDTH, layers=LAYERS, heads=HEADS).save_pretrained(path)
+    save_tokenizer(build_character_tokenizer(), path)
+    return path
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> list[PromptRow]:
+    path = tmp_path / "prompts.txt"
+    path.write_text("1+1=\n" + "1" * (PROMPT - 1) + "=\n")
+    return read_prompts(str(path))
+
+
+def recipe(folder: Path, *words: str) -> TextRecipe:
+    sizes = f"generation.max_tokens={TOKENS}", "rollout={prompts: 2, group: 4, batch: 8, tokens: 4096}"
+    made = load_recipe("text", [f"model.path={folder}", *sizes, *words])
+    assert isinstance(made, TextRecipe)
+    return made
+
+
+def scored(made: TextRecipe, language: LanguageModel, weights: LanguageWeights) -> Any:
+    """What a run does with a batch of its longest completions."""
+    generator = torch.Generator().manual_seed(0)
+    completions = torch.randint(3, 20, (8, TOKENS), generator=generator).tolist()
+
+    def work() -> None:
+        shared = made.model.shared_prefix and not made.model.gradient_checkpointing
+        found = completion_statistics(
+            language, [[4] * PROMPT, [5] * PROMPT], completions, [0] * 4 + [1] * 4, shared_prefix=shared
+        )
+        weights.backward(found.log_probs.sum())
+
+    return work
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("model.train=full",),
+        ("model.train=lora",),
+        ("model.train=lora", "model.gradient_checkpointing=true"),
+        ("model.train=lora", "model.shared_prefix=false"),
+        ("model.train=lora", "model.dtype=bfloat16"),
+        ("model.train=lora", "model.dtype=bfloat16", "model.lora.compute=base"),
+        ("model.train=full", "model.dtype=bfloat16", "model.gradient_checkpointing=true"),
+    ],
+)
+def test_training_allocates_what_was_estimated(
+    folder: Path, rows: list[PromptRow], words: tuple[str, ...], tmp_path: Path
+) -> None:
+    made = recipe(folder, *words)
+    found = estimate_text(made, rows)
+    assert (found.prompt, found.counted, found.scored) == (PROMPT, True, 8)
+    language = load_language_model(str(folder), dtype=DTYPES[made.model.dtype])
+    if made.model.train == "lora":
+        weights = LanguageWeights.adapter(language, lora_spec(made.model.lora), seed=0)
+    else:
+        weights = LanguageWeights.whole(language)
+    weights.gradient_checkpointing(made.model.gradient_checkpointing)
+    work = scored(made, language, weights)
+    work()  # the gradients stay, and are not counted again
+    assert most_bytes(work, tmp_path / "trace.json") == pytest.approx(found.passing["training"], rel=0.12)
+
+
+def test_sampling_keeps_keys_and_values_of_every_token(folder: Path, rows: list[PromptRow]) -> None:
+    found = estimate_text(recipe(folder), rows)
+    kept = 2 * LAYERS * WIDTH * 4 * (PROMPT + TOKENS)
+    assert found.passing["sampling"] == 8 * (kept + VOCABULARY * 24)
+
+
+def test_an_engine_of_its_own_is_not_counted(folder: Path, rows: list[PromptRow]) -> None:
+    found = estimate_text(recipe(folder, "generation.engine=vllm"), rows)
+    assert found.passing.keys() == {"training"}
+
+
+def test_weights_and_what_belongs_to_them(folder: Path, rows: list[PromptRow]) -> None:
+    model = build_model(VOCABULARY, width=WIDTH, layers=LAYERS, heads=HEADS)
+    numbers = sum(parameter.numel() for parameter in model.parameters())
+    whole = estimate_text(recipe(folder, "model.train=full", "optimizer.ema=null"), rows).resting
+    assert whole["model"] == pytest.approx(4 * numbers, rel=0.001)
+    assert (whole["gradients"], whole["optimizer"]) == (4 * numbers, 8 * numbers)
+    assert whole["averages"] == whole["LoRA"] == whole["reference"] == whole["masters"] == 0
+    half = estimate_text(recipe(folder, "model.train=full", "model.dtype=bfloat16"), rows).resting
+    assert half["masters"] == half["averages"] == 4 * numbers
+    kept = estimate_text(recipe(folder, "model.train=full", "penalties=[{name: kl, weight: 0.1}]"), rows).resting
+    assert kept["reference"] == 4 * numbers
+
+
+@pytest.mark.parametrize(
+    ("sizes", "scored_at_once"),
+    [
+        ("{prompts: 2, group: 4, batch: 8, tokens: 64}", 1),
+        ("{prompts: 2, group: 4, batch: 8, tokens: 200}", 3),
+        ("{prompts: 2, group: 4, batch: 8, tokens: 256}", 4),
+        ("{prompts: 6, group: 4, batch: 8, tokens: 4096}", 24),
+    ],
+)
+def test_as_many_completions_are_scored_at_once_as_the_budget_allows(
+    folder: Path, rows: list[PromptRow], sizes: str, scored_at_once: int
+) -> None:
+    assert estimate_text(recipe(folder, f"rollout={sizes}"), rows).scored == scored_at_once
+
+
+def test_prompts_that_cannot_be_counted_have_the_longest_length(
+    folder: Path, rows: list[PromptRow], tmp_path: Path
+) -> None:
+    config = tmp_path / "model"
+    config.mkdir()
+    (config / "config.json").write_bytes((folder / "config.json").read_bytes())
+    found = estimate_text(recipe(config, "generation.max_prompt_tokens=50"), rows)
+    assert (found.prompt, found.counted) == (50, False)
+    assert "  the longest completions, after prompts of 50 tokens (generation.max_prompt_tokens); 8 completions" in (
+        "\n".join(text_table(found))
+    )
+
+
+def test_a_model_of_seven_billion_parameters_does_not_fit_into_24_gb(tmp_path: Path) -> None:
+    """And the note says what would help. No weights are needed, and hardly any memory."""
+    sizes = {"hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4}
+    config = Qwen2Config(vocab_size=152_064, intermediate_size=18_944, tie_word_embeddings=False, **sizes)
+    config.architectures = [Qwen2ForCausalLM.__name__]
+    config.save_pretrained(tmp_path)
+    words = "model.dtype=bfloat16", "model.train=lora", "model.lora.compute=base", "generation.max_prompt_tokens=200"
+    made = recipe(tmp_path, *words, "generation.max_tokens=1000", "rollout.tokens=8000")
+    found = estimate_text(made, [], "4090")
+    assert found.resting["model"] == pytest.approx(7.62e9 * 2, rel=0.01)
+    lines = text_table(found)
+    assert lines[-1].startswith(
+        "  note: this is more memory than the GPU has; use a smaller rollout.tokens, model.grad"
+    )
+    less = estimate_text(recipe(tmp_path, *words, "model.gradient_checkpointing=true"), [], "4090")
+    assert less.peak < 24 * GIB < found.peak
+
+
+def test_what_is_not_on_this_machine_has_no_estimate() -> None:
+    with pytest.raises(ValueError, match=r"the configuration of somebody/something is not on this machine"):
+        estimate_text(recipe(Path("somebody/something")), [])
