@@ -29,7 +29,7 @@ class LoraConfig(Section):
         "`rank`, `alpha` and `targets` are the LoRA's own. Penalties compare with the model with this LoRA.",
     )
     compute: Literal["base", "float32"] = Field(
-        "float32",
+        "base",
         description="Type in which the adapter is multiplied: with `base` bfloat16 if `model.dtype` is bfloat16, as "
         "under autocast, else float32. Its trained numbers, their gradients and files are in float32 either way.",
     )

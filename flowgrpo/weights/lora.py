@@ -50,7 +50,7 @@ class LoraSpec:
     targets: tuple[str, ...] | None = None
     init: Literal["gaussian", "default"] = "gaussian"
     dropout: float = 0.0
-    compute: Literal["base", "float32"] = "float32"
+    compute: Literal["base", "float32"] = "base"
 
     def __post_init__(self) -> None:
         if self.rank < 1:
