@@ -102,7 +102,7 @@ class Attention(torch.autograd.Function):
     """Attention that saves what a fused kernel saves: inputs, output, and one number for each query and head."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, tally: Tally) -> Tensor:
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, tally: FlopTally) -> Tensor:
         # The output has the layout of the query, as in fused kernels: the layout decides whether joining the heads
         # needs a copy.
         same = query.shape[-1] == value.shape[-1]
@@ -126,7 +126,7 @@ def _product_flops(added: torch.Size, a: torch.Size, b: torch.Size, **_: Any) ->
     return 2 * a.numel() * b[-1]
 
 
-class Tally(TorchFunctionMode):
+class FlopTally(TorchFunctionMode):
     """Replaces attention, because its plain form on `meta` would save a matrix with tokens × tokens entries."""
 
     def __init__(self) -> None:
@@ -166,7 +166,7 @@ def footprint(module: nn.Module, inputs: Mapping[str, Any], rows: int = 1, *, al
     """
     constants = _constants(module)
     fixed = {tensor.untyped_storage()._cdata for tensor in constants}
-    tally, saved, live = Tally(), Saved(constants), LiveBytes()
+    tally, saved, live = FlopTally(), Saved(constants), LiveBytes()
     outside, calls = 0, list[tuple[nn.Module, Any, Any, Any]]()
 
     def watched(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -178,7 +178,7 @@ def footprint(module: nn.Module, inputs: Mapping[str, Any], rows: int = 1, *, al
         return found
 
     with _shortened(module) if alike else contextlib.nullcontext() as counts:
-        with torch.no_grad(), Tally(), live:
+        with torch.no_grad(), FlopTally(), live:
             module(**inputs, return_dict=False)
         with _checkpointing(module, watched), tally.flops, tally, saved.hooks(), torch.enable_grad():
             prediction = module(**inputs, return_dict=False)[0]
@@ -223,7 +223,7 @@ def _alone(block: nn.Module, args: Any, kwargs: Any, found: Any, constants: list
 
     given = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
     streams = _storages([value for value in given if is_stream(value)])
-    tally, saved = Tally(), Saved([*constants, *(value for value in given if not is_stream(value))])
+    tally, saved = FlopTally(), Saved([*constants, *(value for value in given if not is_stream(value))])
     args, kwargs = tree_map(cut, (args, kwargs))
     with tally.flops, tally, saved.hooks():
         outputs = [t for t in tree_leaves(block(*args, **kwargs)) if isinstance(t, Tensor) and t.requires_grad]
@@ -279,7 +279,7 @@ def _checkpointing(module: nn.Module, function: Callable[..., Any]) -> Iterator[
 
 def decoding(vae: nn.Module, latent: Tensor) -> tuple[float, int]:
     """FLOPs of `vae.decode(latent)` on `meta`, and its largest number of bytes alive at once, without the weights."""
-    live, tally = LiveBytes(), Tally()
+    live, tally = LiveBytes(), FlopTally()
     with torch.no_grad(), tally.flops, tally, live:
         vae.decode(latent, return_dict=False)  # type: ignore[operator]
     return tally.total, live.most

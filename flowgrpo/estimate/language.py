@@ -21,11 +21,11 @@ from ..text.sampling import logits_kept, positions_of
 from ..text.scoring import completion_statistics
 from ..training.data import PromptRow
 from ..training.model_paths import DTYPES, language_folder
-from ..training.prompts.subsets import places_of
+from ..training.prompts.chosen_prompts import places_of
 from ..training.session import lora_spec
 from ..training.text.answer_objective import compares
 from .estimates import GPUS, Gpu, memory_lines
-from .footprint import Attention, LiveBytes, Tally
+from .footprint import Attention, FlopTally, LiveBytes
 from .memory import Shares, at_rest
 
 MEASURED = 256
@@ -231,7 +231,7 @@ class _Untrue(TorchFunctionMode):
 @contextlib.contextmanager
 def _on_meta() -> Iterator[None]:
     """Within this context a language model runs on `meta`, with attention that keeps what a fused kernel keeps."""
-    tally = Tally()
+    tally = FlopTally()
 
     def fused(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Any:
         return Attention.apply(query, key, value, tally)

@@ -12,7 +12,7 @@ from ..training.data import PromptRow, read_prompts
 from ..training.folder.leftovers import RESULTS
 from ..training.folder.model_card import CARD
 from ..training.folder.run_folder import RunFolder
-from ..training.prompts.subsets import evaluated_rows
+from ..training.prompts.chosen_prompts import evaluated_rows
 from ..training.result_card import Known, write_result_card
 from ..weights.pipeline_folders import safetensors_faults
 from ..weights.saving import new_folder

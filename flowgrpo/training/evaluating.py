@@ -20,7 +20,7 @@ from .distributed.processes import Processes
 from .extensions.extension import Evaluation, Extensions
 from .folder.keeping import Keeper
 from .folder.saved_samples import save_samples
-from .prompts.subsets import places_of
+from .prompts.chosen_prompts import places_of
 from .reporting.clock import Clock
 from .reporting.records import number, reward_means, standard_errors
 from .reporting.reporter import Reporter

@@ -12,10 +12,10 @@ from ..configs.sections import SPLITS
 from ..rewards.base import FROM_RUN, RESERVED
 from .data import IMAGE, Data, PromptRow, PromptStream, column_names, read_prompts
 from .distributed.processes import Processes
+from .prompts.chosen_prompts import evaluated_rows
 from .prompts.hub_sets import pinned
 from .prompts.overlap import said
 from .prompts.stored_table import StoredColumns
-from .prompts.subsets import evaluated_rows
 from .recipe_findings import Checked, Fault
 
 

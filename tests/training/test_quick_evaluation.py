@@ -10,7 +10,7 @@ import pytest
 from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.training.folder.run_folder import RunFolder
-from flowgrpo.training.prompts.subsets import places_of
+from flowgrpo.training.prompts.chosen_prompts import places_of
 from flowgrpo.training.session import Session, start
 
 NAMES = ("dense", "jpeg_compressibility")

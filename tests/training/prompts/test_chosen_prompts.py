@@ -7,7 +7,7 @@ import pytest
 
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.training.checking import check
-from flowgrpo.training.prompts.subsets import places_of
+from flowgrpo.training.prompts.chosen_prompts import places_of
 from flowgrpo.training.recipe_prompts import read_split
 
 
