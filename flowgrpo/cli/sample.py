@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -151,11 +152,17 @@ def sample(
         return
     from ..inference.text_inference import sample_texts
 
-    index, found = sample_texts(
+    shown = 0
+
+    def made(part: Sequence[PromptRow], found: Completions | UnmaskedTexts) -> None:
+        nonlocal shown
+        _show(part, found, shown, seed)
+        shown += len(part)
+
+    index, _ = sample_texts(
         model, rows, out, seed=seed, count=count, temperature=temperature, overrides=overrides, base=base,
-        checkpoint=checkpoint,
+        checkpoint=checkpoint, made=made,
     )  # fmt: skip
-    _show(rows, found, seed)
     say(f"written to {index}")
 
 
@@ -225,12 +232,12 @@ def _plain(rows: list[PromptRow]) -> list[str]:
     return [row.text for row in rows]
 
 
-def _show(rows: list[PromptRow], found: Completions | UnmaskedTexts, seed: int) -> None:
-    """Print completions below their prompts."""
+def _show(rows: Sequence[PromptRow], found: Completions | UnmaskedTexts, shown: int, seed: int) -> None:
+    """Print completions below their prompts, of which `shown` were printed before."""
     seen = [0] * len(rows)
     for text, owner, length in zip(found.samples, found.prompt_of_sample, found.described()):
         if seen[owner] == 0:
-            say(f"prompt {owner + 1}: {rows[owner].text}")
+            say(f"prompt {shown + owner + 1}: {rows[owner].text}")
         say(f"  seed {seed + seen[owner]}, {length}:")
         for line in text.split("\n"):
             say(f"    {line}")

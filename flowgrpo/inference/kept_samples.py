@@ -1,6 +1,6 @@
-"""A folder that gets the samples of an evaluation as they are made, and their rewards when they are scored.
+"""A folder that gets samples as they are made, and for an evaluation their rewards when they are scored.
 
-So what was sampled is not lost, where the evaluation is stopped, a reward fails or the disk is full.
+So what was sampled is not lost, where the command is stopped, a reward fails or the disk is full.
 """
 
 from __future__ import annotations
@@ -31,28 +31,32 @@ class KeptSamples:
     Args:
         out: the folder.
         iteration: number of iterations that trained the model.
+        phase: what the samples are for, as in the index of a run.
+        better: name of a folder in `out` that would do if `out` is a run folder.
 
     Raises:
         ValueError: the folder has samples already, or is a run folder.
         OSError: the folder cannot be written.
     """
 
-    def __init__(self, out: Path, iteration: int) -> None:
-        self.index = new_index(out, "evaluation")
-        self._head = {"phase": "eval", "iteration": iteration}
+    def __init__(self, out: Path, iteration: int, phase: str = "eval", better: str = "evaluation") -> None:
+        self.index = new_index(out, better)
+        self._head = {"phase": phase, "iteration": iteration}
         out.mkdir(parents=True, exist_ok=True)
         if not os.access(out, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(out))
 
-    def add(self, rows: Sequence[PromptRow], experience: Any, numbers: Sequence[int]) -> None:
+    def add(self, rows: Sequence[PromptRow], experience: Any, numbers: Sequence[int], seed: int = 0) -> None:
         """Write some samples without rewards.
 
         Args:
             rows: prompts.
             experience: samples for some of the prompts.
             numbers: the number of each sample among all samples.
+            seed: of the first sample of each prompt.
         """
         records = sample_records(rows, experience, UNSCORED, numbers)
+        records = [{**record, "seed": seed + record["seed"]} for record in records]
         lines = []
         for number, record, sample in zip(numbers, records, experience.samples, strict=True):
             if not isinstance(sample, str):

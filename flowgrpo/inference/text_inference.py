@@ -5,35 +5,29 @@ The model is a causal language model or a masked one.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
-
-import torch
 
 from ..configs.load import load_recipe
 from ..configs.schema import MaskedModelConfig, MaskedRecipe, Recipe, TextRecipe
 from ..configs.yaml_text import read_yaml_mapping
 from ..core.addressing import address
-from ..rewards.runner import RewardBatch
 from ..text.masked_model import load_masked_model
 from ..text.model import LanguageModel, LanguageWeights, load_language_model, reinitialise
 from ..text.model_folder import is_masked_folder
 from ..training.data import PromptRow
 from ..training.distributed.processes import launched
-from ..training.folder.run_folder import write_text
 from ..training.lora_start import begin
 from ..training.masked.masked_policy import MaskedPolicy, UnmaskedTexts
 from ..training.masked.masked_task import MaskedTask
 from ..training.model_paths import DTYPES, MASKED, UNTRAINED, language_folder, masked_folder, quiet_libraries
 from ..training.planning import steps_of
-from ..training.reporting.records import sample_records
 from ..training.session import lora_spec
 from ..training.text.text_policy import Completions, TextPolicy
 from ..training.text.text_task import TextTask
 from .checkpoints import find_checkpoint, hint_of, iterations_of, load_checkpoint
-from .kept_samples import new_index
+from .kept_samples import KeptSamples, new_index
 from .opening import is_run, recipe_of_run, refuse_other_path, run_config
 
 WordsRecipe = TextRecipe | MaskedRecipe
@@ -189,8 +183,9 @@ def sample_texts(
     overrides: Sequence[str] = (),
     base: bool = False,
     checkpoint: str | None = None,
-) -> tuple[Path, Completions | UnmaskedTexts]:
-    """Complete prompts, and write the completions with the fields of a run's `samples/index.jsonl`.
+    made: Callable[[Sequence[PromptRow], Completions | UnmaskedTexts], None] | None = None,
+) -> tuple[Path, list[str]]:
+    """Complete prompts, and write the completions with the fields of a run's `samples/index.jsonl`, batch by batch.
 
     A completion depends only on the model, the place of its prompt and its seed. For example, the completion with seed
     3 equals the fourth completion from seed 0.
@@ -206,6 +201,7 @@ def sample_texts(
         overrides: changed keys of the run's recipe, or of the defaults if the model is not a run.
         base: for a run, use the model before training.
         checkpoint: for a run, use this checkpoint.
+        made: called with the prompts and the completions of each batch, after they are written.
 
     Returns:
         The file, and the completions.
@@ -214,25 +210,22 @@ def sample_texts(
         ValueError: the file exists, the model has no trained weights, a setting is out of range, or a conversation is
             given to a model without a chat template.
     """
-    index = new_index(out, "sampled")
+    new_index(out, "sampled")
     recipe = recipe_of(model, overrides)
-    seeds = [address(seed + k, p) for p in range(len(rows)) for k in range(count)]
     heat = recipe.generation.temperature if temperature is None else temperature
-    found = text_task(model, recipe, base=base, checkpoint=checkpoint).seeded(rows, seeds, count, heat)
-    nothing = RewardBatch(torch.zeros(len(seeds), 0), (), torch.zeros(0), {}, {}, {})
-    records = [{**record, "seed": seed + record["seed"]} for record in sample_records(rows, found, nothing)]
-    write_completions(index, "sample", 0 if base else iterations_done(model, checkpoint), records, found.samples)
-    return index, found
-
-
-def write_completions(
-    index: Path, phase: str, iteration: int, records: Sequence[Mapping[str, Any]], texts: Sequence[str]
-) -> None:
-    """Write a new file in the format that `RunFolder.save_samples` appends to a run's own file."""
-    head = {"phase": phase, "iteration": iteration}
-    lines = [{**head, **record, "completion": text} for record, text in zip(records, texts, strict=True)]
-    index.parent.mkdir(parents=True, exist_ok=True)
-    write_text(index, "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
+    task = text_task(model, recipe, base=base, checkpoint=checkpoint)
+    kept = KeptSamples(out, 0 if base else iterations_done(model, checkpoint), "sample", "sampled")
+    texts: list[str] = []
+    size = task.at_once(count)
+    for first in range(0, len(rows), size):
+        part = rows[first : first + size]
+        seeds = [address(seed + k, first + p) for p in range(len(part)) for k in range(count)]
+        found = task.seeded(part, seeds, count, heat)
+        kept.add(part, found, range(len(texts), len(texts) + len(seeds)), seed)
+        texts += found.samples
+        if made is not None:
+            made(part, found)
+    return kept.index, texts
 
 
 def iterations_done(model: str, checkpoint: str | None = None) -> int:

@@ -61,12 +61,34 @@ def test_a_completion_depends_on_its_place_and_seed_alone(random_language_folder
     assert alone[0]["completion"] == everything[1]["completion"]
 
 
+def test_batches_are_written_as_they_are_made_and_equal_the_whole(random_language_folder: Path, tmp_path: Path) -> None:
+    model, settings = str(random_language_folder), ["generation.max_tokens=6"]
+    rows = [PromptRow(place, f"{place}+1=") for place in range(5)]
+    index, texts = sample_texts(model, rows, tmp_path / "whole", seed=2, count=2, overrides=settings)
+    whole = lines_of(index)
+    assert [r["sample"] for r in whole] == list(range(10))
+    assert [r["completion"] for r in whole] == texts
+    small = [*settings, "evaluate.batch=4"]
+    written = []
+
+    def stop_in_time(*_: object) -> None:
+        written.append(len(lines_of(tmp_path / "stopped" / "index.jsonl")))
+        if len(written) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sample_texts(model, rows, tmp_path / "stopped", seed=2, count=2, overrides=small, made=stop_in_time)
+    assert written == [4, 8]
+    assert lines_of(tmp_path / "stopped" / "index.jsonl") == whole[:8]
+    assert lines_of(sample_texts(model, rows, tmp_path / "parts", seed=2, count=2, overrides=small)[0]) == whole
+
+
 def test_lengths_filters_and_temperature_are_taken(random_language_folder: Path, tmp_path: Path) -> None:
     model = str(random_language_folder)
 
     def made(name: str, temperature: float | None = None, **settings: float) -> list[str]:
         keys = [f"generation.{key}={value}" for key, value in settings.items()]
-        return sample_texts(model, ROWS, tmp_path / name, count=6, temperature=temperature, overrides=keys)[1].samples
+        return sample_texts(model, ROWS, tmp_path / name, count=6, temperature=temperature, overrides=keys)[1]
 
     likeliest = made("cold", temperature=0.0, max_tokens=5)
     assert len(set(likeliest[:6])) == len(set(likeliest[6:])) == 1
@@ -122,7 +144,7 @@ def test_the_base_of_a_run_is_the_model_it_began_with(
         settings = ["generation.max_tokens=6"]
         found = sample_texts(str(model), ROWS, tmp_path / name, count=4, overrides=settings, base=base)
         assert {r["iteration"] for r in lines_of(found[0])} == {0 if base or model != finished else 3}
-        return found[1].samples
+        return found[1]
 
     plain = made("plain", random_language_folder, False)
     assert made("base", finished, True) == plain
@@ -284,7 +306,7 @@ def test_a_form_of_evaluations_is_used_and_another_is_not(random_language_folder
     called = [r for r in turns if "calls" in r]
     assert called
     assert all("l error " in r["completion"] for r in called)
-    assert len(found.samples) == 8
+    assert found == [r["completion"] for r in turns]
     later = lines_of(sample_texts(model, ROWS, tmp_path / "one", seed=3, overrides=told)[0])
     assert [r["completion"] for r in later] == [turns[k]["completion"] for k in (3, 7)]
 

@@ -203,11 +203,11 @@ def test_samples_depend_on_their_seeds_alone(folder: Path, tmp_path: Path) -> No
 
     rows = [PromptRow(0, "1+2="), PromptRow(1, "47-85=")]
     how = ["generation.tokens=4", "sampler.steps=3"]
-    found = sample_texts(str(folder), rows, tmp_path / "all", count=4, overrides=how)[1].samples
-    later = sample_texts(str(folder), rows, tmp_path / "later", seed=3, overrides=how)[1].samples
+    found = sample_texts(str(folder), rows, tmp_path / "all", count=4, overrides=how)[1]
+    later = sample_texts(str(folder), rows, tmp_path / "later", seed=3, overrides=how)[1]
     assert [found[3], found[7]] == later
     assert len(set(found)) > 2
-    greedy = sample_texts(str(folder), rows, tmp_path / "greedy", count=2, temperature=0.0, overrides=how)[1].samples
+    greedy = sample_texts(str(folder), rows, tmp_path / "greedy", count=2, temperature=0.0, overrides=how)[1]
     assert greedy[0] == greedy[1]
 
 

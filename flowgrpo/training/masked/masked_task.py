@@ -78,7 +78,7 @@ class MaskedTask(PolicyTask):
             if seen is not None:
                 seen((max(part.prompt_of_sample) + 1) * count)
 
-        return self._sampled(rows, keys, self._plain_plan(count, 0.0), clock, self._at_once(count), (), done)
+        return self._sampled(rows, keys, self._plain_plan(count, 0.0), clock, self.at_once(count), (), done)
 
     def seeded(self, rows: Sequence[PromptRow], seeds: Sequence[int], count: int, temperature: float) -> UnmaskedTexts:
         """`count` texts of each of P prompts; each depends on its own seed alone.
@@ -91,7 +91,7 @@ class MaskedTask(PolicyTask):
         """
         clock = Clock(self.device, self.clock_parts)
         plan, keys = self._plain_plan(count, temperature), list(seeds[::count])
-        return self._sampled(rows, keys, plan, clock, self._at_once(count), (), None, seeds)
+        return self._sampled(rows, keys, plan, clock, self.at_once(count), (), None, seeds)
 
     def _plain_plan(self, roots: int, temperature: float) -> Plan:
         """Chains over the evaluation's steps that train nothing."""
@@ -99,7 +99,7 @@ class MaskedTask(PolicyTask):
         step = StepPlan(kernel=unmask_kernel(temperature)) if temperature > 0 else StepPlan()
         return Plan(sigmas, (step,) * (len(sigmas) - 1), roots=roots)
 
-    def _at_once(self, count: int) -> int:
+    def at_once(self, count: int) -> int:
         """How many prompts with `count` texts each fill a batch."""
         return max(self.recipe.rollout.batch // count, 1)
 

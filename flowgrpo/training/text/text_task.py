@@ -104,6 +104,10 @@ class TextTask(PolicyTask):
                 seen=done,
             )  # fmt: skip
 
+    def at_once(self, count: int) -> int:
+        """How many prompts with `count` completions each fill a batch."""
+        return max((self.recipe.evaluate.batch or self.recipe.rollout.batch) // count, 1)
+
     def seeded(self, rows: Sequence[PromptRow], seeds: Sequence[int], count: int, temperature: float) -> Completions:
         """`count` completions of each of P prompts, made as in evaluations; each depends on its own seed alone.
 
