@@ -79,9 +79,7 @@ def make_stock(folder: Path) -> Stock:
 def _let_one_cheat(index: Path) -> None:
     """Change the last evaluation of a prompt as if the proxy had been gained at the cost of gold."""
     rows = [json.loads(line) for line in index.read_text(encoding="utf-8").splitlines()]
-    (last,) = (
-        row for row in rows if (row["phase"], row["iteration"], row["prompt_id"], row["seed"]) == ("eval", 2, 0, 0)
-    )
+    last = next(row for row in rows if (row["phase"], row["iteration"], row["seed"]) == ("eval", 2, 0))
     last["rewards"] = {"gold": -1.0, "proxy": 2.0}
     index.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
