@@ -128,7 +128,9 @@ def _language(recipe: TextRecipe, path: str) -> LanguageModel:
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except OSError as error:
-        raise ValueError(f"the configuration of {path} is not on this machine") from error
+        raise ValueError(
+            f"the configuration of {path} is not on this machine; name a folder with the model, or download it first"
+        ) from error
     # Kernels that need a GPU are counted as the fused attention of PyTorch, which keeps as much.
     options = {"attn_implementation": "eager"} if recipe.model.attention == "eager" else {}
     with torch.device("meta"):

@@ -259,13 +259,21 @@ STACKED = 0.1
 
 
 def linear_layers(model: Any) -> tuple[str, ...]:
-    """Full names of a model's linear layers without the output layer, which LoRA on text does not adapt.
+    """Full names of the linear layers that a LoRA on text adapts: all but the output layer.
+
+    A model that also reads images or sounds has layers for them, such as a vision tower. Text does not pass through
+    these layers, so they have no adapter.
 
     Raises:
         ValueError: there are none.
     """
-    head = model.get_output_embeddings()
-    found = tuple(name for name, part in model.named_modules() if isinstance(part, nn.Linear) and part is not head)
+    head, decoder = model.get_output_embeddings(), getattr(model, "get_decoder", lambda: None)()
+    reached = set((model if decoder is None else decoder).modules())
+    found = tuple(
+        name
+        for name, part in model.named_modules()
+        if isinstance(part, nn.Linear) and part is not head and part in reached
+    )
     if not found:
         raise ValueError(
             f"{type(model).__name__} has no layers of the class Linear for a LoRA (GPT-2 has Conv1D); write "

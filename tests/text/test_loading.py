@@ -14,6 +14,7 @@ from torch import Tensor
 
 from flowgrpo.text.model import LanguageModel, LanguageWeights, load_language_model
 from flowgrpo.text.positions import room_of
+from flowgrpo.text.scoring import completion_log_probs
 from flowgrpo.weights.lora import LoraSpec
 
 pytestmark = pytest.mark.slow
@@ -83,6 +84,30 @@ def test_activations_are_computed_again_and_gradients_stay(kind: str, language: 
     assert after == plain
     assert gradients
     assert all(torch.equal(gradients[name], again[name]) for name in gradients)
+
+
+def test_layers_that_text_does_not_pass_have_no_adapter(language: LanguageModel) -> None:
+    """Gemma 3 also reads images. Every adapted layer gets a gradient from text alone."""
+    from transformers import AutoModelForCausalLM, Gemma3Config
+
+    text = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
+    vision = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    config = Gemma3Config(
+        text_config={**text, "head_dim": 16, "intermediate_size": 64, "vocab_size": len(language.tokenizer)},
+        vision_config={**vision, "image_size": 28, "patch_size": 14},
+        mm_tokens_per_image=4,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config).eval()
+    assert [name for name, _ in model.named_modules() if name.endswith("vision_tower")]
+    own = LanguageModel(model, language.tokenizer)
+    weights = LanguageWeights.adapter(own, LoraSpec(rank=2, init="default"), seed=0)
+    assert not [name for name in weights.named_parameters() if "vision" in name]
+    log_probs, _ = completion_log_probs(own, [[4, 5]], [[6, 7, 8], [5, 5, 5]], [0, 0])
+    weights.backward(log_probs.sum())
+    assert all(parameter.grad is not None for parameter in weights.parameters())
+    assert len(weights.parameters()) == 2 * 2 * 7  # A and B of seven layers in each of two blocks
 
 
 @pytest.mark.parametrize(
