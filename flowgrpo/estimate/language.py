@@ -24,8 +24,9 @@ from ..training.model_paths import DTYPES, language_folder
 from ..training.prompts.chosen_prompts import places_of
 from ..training.session import lora_spec
 from ..training.text.answer_objective import compares
-from .estimates import GPUS, Gpu, memory_lines
+from .estimates import GIB, GPUS, Gpu, memory_lines
 from .footprint import Attention, FlopTally, LiveBytes
+from .known_models import KNOWN_LANGUAGE_MODELS, known_config
 from .memory import Shares, at_rest
 
 MEASURED = 256
@@ -41,6 +42,7 @@ class TextEstimate:
         prompt: tokens of the longest prompt.
         counted: whether this length was counted on prompts, and not taken from `generation.max_prompt_tokens`.
         scored: number of completions that are scored at once.
+        recomputes: whether gradient checkpointing is on.
         resting: memory that is in use during the whole iteration, by name.
         passing: memory of phases that follow one another, by name.
     """
@@ -50,6 +52,7 @@ class TextEstimate:
     prompt: int
     counted: bool
     scored: int
+    recomputes: bool
     resting: dict[str, int]
     passing: dict[str, int]
 
@@ -98,6 +101,7 @@ def estimate_text(recipe: TextRecipe, rows: Sequence[PromptRow], gpu: str = "h10
         prompt=prompt,
         counted=found is not None,
         scored=groups * alone,
+        recomputes=recipe.model.gradient_checkpointing,
         resting=at_rest(recipe, "model", size, trained, rounded, compares(recipe), share),
         passing=_sampling(recipe, language, at_once, prompt)
         | {"training": _training(recipe, language, weights, groups, alone, prompt)},
@@ -113,12 +117,26 @@ def text_table(found: TextEstimate) -> list[str]:
         f"  the longest completions, after {length}; {found.scored} completions are scored at once",
         *memory_lines(found.gpu, found.resting, found.passing, found.peak)[1],
     ]
-    if found.peak > found.gpu.gib * 2**30:
-        mend = "a smaller rollout.tokens, model.gradient_checkpointing: true"
-        if max(found.passing, key=lambda name: found.passing[name]) == "sampling":
-            mend = "a smaller rollout.batch"
-        lines.append(f"  note: this is more memory than the GPU has; use {mend}, or a model of fewer parameters")
+    if found.peak > found.gpu.gib * GIB:
+        lines.append(f"  note: this is more memory than the GPU has; {'; '.join(_mends(found))}")
     return lines
+
+
+def _mends(found: TextEstimate) -> list[str]:
+    """What to change, for each part that does not fit."""
+    rest, room = sum(found.resting.values()), found.gpu.gib * GIB
+    if rest > room:
+        full = found.resting["LoRA"] == 0
+        return [
+            f"the weights and their copies take {rest / GIB:.0f} GiB at any batch: use a smaller model"
+            + (", or model.train: lora with a learning rate for a LoRA" if full else "")
+        ]
+    again = "model.gradient_checkpointing: true, or "
+    change = {
+        "sampling": "for sampling, a smaller rollout.batch",
+        "training": f"for training, {'' if found.recomputes else again}a smaller rollout.tokens",
+    }
+    return [change[name] for name, size in found.passing.items() if rest + size > room]
 
 
 def _language(recipe: TextRecipe, path: str) -> LanguageModel:
@@ -128,9 +146,12 @@ def _language(recipe: TextRecipe, path: str) -> LanguageModel:
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except OSError as error:
-        raise ValueError(
-            f"the configuration of {path} is not on this machine; name a folder with the model, or download it first"
-        ) from error
+        config = known_config(path)
+        if config is None:
+            raise ValueError(
+                f"the configuration of {path} is not on this machine; name a folder with the model, or download it "
+                f"first. Without files there is an estimate for {', '.join(KNOWN_LANGUAGE_MODELS)}"
+            ) from error
     # Kernels that need a GPU are counted as the fused attention of PyTorch, which keeps as much.
     options = {"attn_implementation": "eager"} if recipe.model.attention == "eager" else {}
     with torch.device("meta"):

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.configs.schema import TextRecipe
 from flowgrpo.estimate.estimates import GIB
+from flowgrpo.estimate.known_models import known_config
 from flowgrpo.estimate.language import estimate_text, text_table
 from flowgrpo.text.model import LanguageModel, LanguageWeights, load_language_model
 from flowgrpo.text.scoring import completion_statistics
@@ -143,22 +143,56 @@ def test_prompts_that_cannot_be_counted_have_the_longest_length(
     )
 
 
-def test_a_model_of_seven_billion_parameters_does_not_fit_into_24_gb(tmp_path: Path) -> None:
-    """And the note says what would help. No weights are needed, and hardly any memory."""
-    sizes = {"hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4}
-    config = Qwen2Config(vocab_size=152_064, intermediate_size=18_944, tie_word_embeddings=False, **sizes)
-    config.architectures = [Qwen2ForCausalLM.__name__]
-    config.save_pretrained(tmp_path)
-    words = "model.dtype=bfloat16", "model.train=lora", "model.lora.compute=base", "generation.max_prompt_tokens=200"
-    made = recipe(tmp_path, *words, "generation.max_tokens=1000", "rollout.tokens=8000")
-    found = estimate_text(made, [], "4090")
-    assert found.resting["model"] == pytest.approx(7.62e9 * 2, rel=0.01)
-    lines = text_table(found)
-    assert lines[-1].startswith(
-        "  note: this is more memory than the GPU has; use a smaller rollout.tokens, model.grad"
-    )
-    less = estimate_text(recipe(tmp_path, *words, "model.gradient_checkpointing=true"), [], "4090")
+def test_a_model_of_seven_billion_parameters_does_not_fit_into_24_gb() -> None:
+    """The note says what would help for each phase. No weights are needed, and hardly any memory."""
+    model, lora = Path("Qwen/Qwen2.5-7B-Instruct"), ("model.train=lora",)
+    words = "model.dtype=bfloat16", "generation.max_prompt_tokens=200", "generation.max_tokens=1000"
+    found = estimate_text(recipe(model, *words, *lora, "rollout.tokens=8000"), [], "4090")
+    assert found.resting["model"] == pytest.approx(2 * 7_615_616_512, rel=1e-6)
+    more = "  note: this is more memory than the GPU has; "
+    scoring = "for training, model.gradient_checkpointing: true, or a smaller rollout.tokens"
+    assert text_table(found)[-1] == more + scoring
+    again = "model.gradient_checkpointing=true"
+    less = estimate_text(recipe(model, *words, *lora, again), [], "4090")
     assert less.peak < 24 * GIB < found.peak
+    assert "note" not in text_table(less)[-1]
+    many = "rollout={prompts: 64, group: 8, batch: 512, tokens: 30000}"
+    wide = estimate_text(recipe(model, *words, *lora, again, many), [], "4090")
+    mended = "for sampling, a smaller rollout.batch; for training, a smaller rollout.tokens"
+    assert text_table(wide)[-1] == more + mended
+    full = estimate_text(recipe(model, *words, "model.train=full"), [], "4090")
+    assert "GiB at any batch: use a smaller model, or model.train: lora" in text_table(full)[-1]
+
+
+@pytest.mark.parametrize(
+    ("model", "numbers"),
+    [
+        ("Qwen/Qwen2.5-0.5B-Instruct", 494_032_768),
+        ("Qwen/Qwen2.5-1.5B", 1_543_714_304),
+        ("Qwen/Qwen2.5-3B-Instruct", 3_085_938_688),
+        ("Qwen/Qwen2.5-7B-Instruct", 7_615_616_512),
+        ("Qwen/Qwen3-0.6B", 596_049_920),
+        ("Qwen/Qwen3-1.7B-Base", 1_720_574_976),
+        ("Qwen/Qwen3-4B", 4_022_468_096),
+        ("Qwen/Qwen3-8B", 8_190_735_360),
+        ("meta-llama/Llama-3.2-1B-Instruct", 1_235_814_400),
+        ("meta-llama/Llama-3.2-3B", 3_212_749_824),
+        ("meta-llama/Llama-3.1-8B-Instruct", 8_030_261_248),
+    ],
+)
+def test_known_models_have_their_published_numbers_of_parameters(model: str, numbers: int) -> None:
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        made = AutoModelForCausalLM.from_config(known_config(model))
+    assert sum(parameter.numel() for parameter in made.parameters()) == numbers
+
+
+def test_a_known_model_needs_no_files() -> None:
+    words = "model.train=lora", "model.dtype=bfloat16", "generation.max_prompt_tokens=100"
+    found = estimate_text(recipe(Path("Qwen/Qwen2.5-0.5B-Instruct"), *words), [])
+    assert found.resting["model"] == pytest.approx(2 * 494_032_768, rel=0.001)
+    assert not found.counted
 
 
 def test_what_is_not_on_this_machine_has_no_estimate() -> None:

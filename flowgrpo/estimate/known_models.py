@@ -1,0 +1,51 @@
+"""Shapes of language models of the hub, so that they have an estimate before they are downloaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["KNOWN_LANGUAGE_MODELS", "known_config"]
+
+_QWEN2 = {"model_type": "qwen2", "num_key_value_heads": 2, "vocab_size": 151_936, "tie_word_embeddings": True}
+_QWEN3 = {
+    "model_type": "qwen3", "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+_LLAMA = {"model_type": "llama", "num_key_value_heads": 8, "vocab_size": 128_256, "tie_word_embeddings": True}
+
+
+def _sizes(width: int, layers: int, heads: int, inner: int) -> dict[str, int]:
+    return {
+        "hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads, "intermediate_size": inner,
+    }  # fmt: skip
+
+
+KNOWN_LANGUAGE_MODELS: Mapping[str, Mapping[str, Any]] = {
+    "Qwen/Qwen2.5-0.5B": {**_QWEN2, **_sizes(896, 24, 14, 4864)},
+    "Qwen/Qwen2.5-1.5B": {**_QWEN2, **_sizes(1536, 28, 12, 8960)},
+    "Qwen/Qwen2.5-3B": {**_QWEN2, **_sizes(2048, 36, 16, 11_008)},
+    "Qwen/Qwen2.5-7B": {
+        **_QWEN2, **_sizes(3584, 28, 28, 18_944), "num_key_value_heads": 4, "vocab_size": 152_064,
+        "tie_word_embeddings": False,
+    },
+    "Qwen/Qwen3-0.6B": {**_QWEN3, **_sizes(1024, 28, 16, 3072)},
+    "Qwen/Qwen3-1.7B": {**_QWEN3, **_sizes(2048, 28, 16, 6144)},
+    "Qwen/Qwen3-4B": {**_QWEN3, **_sizes(2560, 36, 32, 9728)},
+    "Qwen/Qwen3-8B": {**_QWEN3, **_sizes(4096, 36, 32, 12_288), "tie_word_embeddings": False},
+    "meta-llama/Llama-3.2-1B": {**_LLAMA, **_sizes(2048, 16, 32, 8192)},
+    "meta-llama/Llama-3.2-3B": {**_LLAMA, **_sizes(3072, 28, 24, 8192)},
+    "meta-llama/Llama-3.1-8B": {**_LLAMA, **_sizes(4096, 32, 32, 14_336), "tie_word_embeddings": False},
+}  # fmt: skip
+"""Configurations by the id of the base model; models of the same name with `-Instruct` or `-Base` have these too."""
+
+
+def known_config(path: str) -> Any | None:
+    """The configuration of a known model of the hub; None for any other."""
+    from transformers import AutoConfig
+
+    entries = KNOWN_LANGUAGE_MODELS.get(path.removesuffix("-Instruct").removesuffix("-Base"))
+    if entries is None:
+        return None
+    rest = dict(entries)
+    return AutoConfig.for_model(rest.pop("model_type"), **rest)
