@@ -204,7 +204,8 @@ def evaluate_model(
         recipe: says how samples are made, and has the prompts, rewards and lengths; of images or of text.
         split: the prompts: one of `SPLITS`.
         out: folder for the samples with their rewards: `index.jsonl` in the format of a run's `samples/index.jsonl`,
-            and for images `eval-NNNN.png`. Images are written as they are made, and their rewards at the end.
+            and for images `eval-NNNN.png`. Samples are written as they are made, and their rewards at the end. Only
+            completions that a form writes are written all at once.
         base: for a run, evaluate the model before training.
         checkpoint: for a run, evaluate this checkpoint: `latest`, or the number of iterations before it.
         say: called with lines that say what is evaluated, and how many samples are done.
@@ -265,10 +266,18 @@ def _evaluated(
     seen = progress(len(rows) * recipe.evaluate.seeds, say)
     if not isinstance(recipe, Recipe):
         say(how_text(recipe))
-        task = text_task(model, recipe, base=base, checkpoint=checkpoint)
-        found = task.evaluation(rows, keys, Clock(CPU, task.clock_parts), seen)
-        if kept is not None:
-            kept.add(rows, found, range(len(found.samples)))
+        task: Any = text_task(model, recipe, base=base, checkpoint=checkpoint)
+        written = 0
+
+        def keep(part: Any) -> None:
+            nonlocal written
+            if kept is not None:
+                kept.add(rows, part, range(written, written + len(part.samples)))
+                written += len(part.samples)
+
+        found = task.evaluation(rows, keys, Clock(CPU, task.clock_parts), seen, keep)
+        if not written:
+            keep(found)
         return found
     say(how(recipe))
     check_sizes(model, recipe, rows, base, checkpoint)

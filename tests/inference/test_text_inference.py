@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,8 +12,10 @@ from flowgrpo.configs.load import dump_recipe, load_recipe
 from flowgrpo.inference.inference import evaluate_model
 from flowgrpo.inference.text_inference import iterations_done, sample_texts, task_of
 from flowgrpo.text.model import load_language_model
+from flowgrpo.text.sampling import sample_completions
 from flowgrpo.training.data import PromptRow, read_prompts
 from flowgrpo.training.session import start
+from flowgrpo.training.text import text_policy
 from tests.conftest import Command
 
 ROWS = [PromptRow(0, "1+2="), PromptRow(1, "47-85=")]
@@ -81,6 +84,31 @@ def test_batches_are_written_as_they_are_made_and_equal_the_whole(random_languag
     assert written == [4, 8]
     assert lines_of(tmp_path / "stopped" / "index.jsonl") == whole[:8]
     assert lines_of(sample_texts(model, rows, tmp_path / "parts", seed=2, count=2, overrides=small)[0]) == whole
+
+
+@pytest.mark.slow
+def test_completions_before_an_interruption_are_kept(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = load_recipe(finished / "config.yaml", ["evaluate.batch=4"])  # two prompts with two completions each
+    evaluate_model(str(finished), recipe, out=tmp_path / "whole")
+    whole = lines_of(tmp_path / "whole" / "index.jsonl")
+    batches = list[object]()
+
+    def stopped(*given: Any, **settings: Any) -> Any:
+        if len(batches) == 2:
+            raise KeyboardInterrupt
+        batches.append(given)
+        return sample_completions(*given, **settings)
+
+    monkeypatch.setattr(text_policy, "sample_completions", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate_model(str(finished), recipe, out=tmp_path / "stopped")
+    kept = lines_of(tmp_path / "stopped" / "index.jsonl")
+    assert len(kept) == 8
+    assert [{**line, "rewards": 0} for line in kept] == [{**line, "rewards": 0} for line in whole[:8]]
+    assert all(line["rewards"] == {} for line in kept)
+    assert [(line["prompt_id"], line["seed"], line["sample"]) for line in kept[:3]] == [(0, 0, 0), (0, 1, 1), (1, 0, 2)]
 
 
 def test_lengths_filters_and_temperature_are_taken(random_language_folder: Path, tmp_path: Path) -> None:

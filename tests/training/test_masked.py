@@ -13,6 +13,7 @@ from transformers import AutoModelForMaskedLM, PreTrainedTokenizerFast
 
 from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import RecipeError, dump_recipe, load_recipe
+from flowgrpo.inference.kept_samples import KeptSamples
 from flowgrpo.text.masked_model import load_masked_model
 from flowgrpo.text.positions import room_of
 from flowgrpo.training.folder.run_folder import RunFolder
@@ -194,6 +195,27 @@ def test_the_result_and_the_record_of_a_run(small: list[str], tmp_path: Path, co
     assert status == 0, errors
     last = numbers(run)[-1]["eval/nines"]
     assert f"nines: {last:.4f}" in out
+
+
+@pytest.mark.slow
+def test_texts_of_an_evaluation_are_written_batch_by_batch(
+    small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Any
+) -> None:
+    run = tmp_path / "run"
+    trainer_of(small, run, "run.iterations=1").train()
+    add, written = KeptSamples.add, list[int]()
+
+    def counted(self: KeptSamples, rows: Any, experience: Any, numbers: Any) -> None:
+        written.append(len(experience.samples))
+        add(self, rows, experience, numbers)
+
+    monkeypatch.setattr(KeptSamples, "add", counted)
+    for name, batch in (("whole", 8), ("parts", 2)):
+        words = ["evaluate", str(run), "--trust", f"rollout.batch={batch}", "--out", str(tmp_path / name)]
+        assert command(*words)[0] == 0
+    assert written == [5, 2, 2, 1]
+    whole, parts = ((tmp_path / name / "index.jsonl").read_text() for name in ("whole", "parts"))
+    assert whole == parts
 
 
 @pytest.mark.slow

@@ -70,11 +70,22 @@ class MaskedTask(PolicyTask):
         keys: Sequence[int],
         clock: Clock,
         seen: Callable[[int], None] | None = None,
+        made: Callable[[UnmaskedTexts], None] | None = None,
     ) -> UnmaskedTexts:
-        """Unmask held-out prompts with the likeliest tokens; `seen` is called with the number of samples so far."""
+        """Unmask held-out prompts with the likeliest tokens.
+
+        Args:
+            rows: the prompts.
+            keys: one number for each, which addresses its randomness.
+            clock: of the run.
+            seen: called with the number of samples so far.
+            made: called with the samples of each batch.
+        """
         count = self.recipe.evaluate.seeds
 
         def done(part: UnmaskedTexts) -> None:
+            if made is not None:
+                made(part)
             if seen is not None:
                 seen((max(part.prompt_of_sample) + 1) * count)
 

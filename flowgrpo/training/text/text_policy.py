@@ -153,12 +153,14 @@ def complete(
     batch: int,
     sampler: Sampler = sample_completions,
     seen: Callable[[int], None] | None = None,
+    made: Callable[[Completions], None] | None = None,
 ) -> Completions:
     """`complete_seeded` with seeds that come from the key of each prompt."""
     seeds = completion_keys(keys, group)
     return complete_seeded(
-        language, rows, seeds, group, settings, temperature=temperature, batch=batch, sampler=sampler, seen=seen
-    )
+        language, rows, seeds, group, settings, temperature=temperature, batch=batch, sampler=sampler, seen=seen,
+        made=made,
+    )  # fmt: skip
 
 
 def complete_seeded(
@@ -172,6 +174,7 @@ def complete_seeded(
     batch: int,
     sampler: Sampler = sample_completions,
     seen: Callable[[int], None] | None = None,
+    made: Callable[[Completions], None] | None = None,
 ) -> Completions:
     """`group` completions of each prompt. Whole groups are sampled together, as many as fit into `batch`.
 
@@ -185,12 +188,14 @@ def complete_seeded(
         batch: completions sampled at once.
         sampler: samples a batch.
         seen: called after each batch with the number of completions so far.
+        made: called with the completions of each batch, if a batch holds whole groups.
     """
     prompts = [fitted(language, row, settings.max_tokens) for row in rows]
     owner = [p for p in range(len(rows)) for _ in range(group)]
     ids: list[list[int]] = []
     log_probs: list[list[float]] = []
     ended: list[bool] = []
+    texts: list[str] = []
     size = batch // group * group if batch >= group else batch
     for k in range(0, len(owner), size):
         mine = owner[k : k + size]
@@ -200,9 +205,13 @@ def complete_seeded(
             min_p=settings.min_p, stop=settings.stop,
         )  # fmt: skip
         ids, log_probs, ended = ids + part.ids, log_probs + part.log_probs, ended + part.ended
+        own = [language.decode(one) for one in part.ids]
+        texts += own
+        if made is not None and batch >= group:
+            made(Completions(prompts, part, own, mine))
         if seen is not None:
             seen(len(ids))
-    return Completions(prompts, Sampled(ids, log_probs, ended), [language.decode(one) for one in ids], owner)
+    return Completions(prompts, Sampled(ids, log_probs, ended), texts, owner)
 
 
 def fitted(language: LanguageModel, row: PromptRow, tokens: int) -> list[int]:
@@ -274,13 +283,14 @@ class TextPolicy:
         temperature: float,
         batch: int,
         seen: Callable[[int], None] | None = None,
+        made: Callable[[Completions], None] | None = None,
     ) -> Completions:
         """`group` completions of each prompt, addressed by the key of the prompt, see `complete`."""
         # Other engines make batches by themselves.
         size = batch if self.sampler is sample_completions else max(len(rows) * group, 1)
         found = complete(
             self.language, rows, keys, group, self.recipe.generation, temperature=temperature, batch=size,
-            sampler=self.sampler, seen=seen,
+            sampler=self.sampler, seen=seen, made=made,
         )  # fmt: skip
         return self.cut(found)
 

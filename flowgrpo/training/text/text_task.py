@@ -86,8 +86,17 @@ class TextTask(PolicyTask):
         keys: Sequence[int],
         clock: Clock,
         seen: Callable[[int], None] | None = None,
+        made: Callable[[Completions], None] | None = None,
     ) -> Completions:
-        """Sample completions at the temperature of evaluations; `seen` is called with the number so far."""
+        """Sample completions at the temperature of evaluations.
+
+        Args:
+            rows: the prompts.
+            keys: one number for each, which addresses its randomness.
+            clock: of the run.
+            seen: called with the number of completions so far.
+            made: called with the completions of each batch, see `complete_seeded`; not called where a form writes them.
+        """
         settings = self.recipe.evaluate
         total = len(rows) * settings.seeds
 
@@ -101,7 +110,7 @@ class TextTask(PolicyTask):
             return self._written(
                 rows, keys, settings.seeds, self._formed, iteration=None,
                 score=None, temperature=settings.temperature, batch=settings.batch or self.recipe.rollout.batch,
-                seen=done,
+                seen=done, **({} if self._formed else {"made": made}),
             )  # fmt: skip
 
     def at_once(self, count: int) -> int:
