@@ -92,8 +92,11 @@ def _name(path: Path) -> str:
 
 
 def content(recipe: Recipe) -> dict[str, Any]:
-    """A recipe without its name and paper, which change no number."""
-    return {key: value for key, value in plain(recipe).items() if key not in ("name", "paper")}
+    """A recipe without what changes no number: its name and paper, and what an adapter computes in if it is float32."""
+    found = {key: value for key, value in plain(recipe).items() if key not in ("name", "paper")}
+    if recipe.model.dtype != "bfloat16":
+        found["model"]["lora"].pop("compute")
+    return found
 
 
 def key_of(recipes: Sequence[Recipe], *further: str) -> str:
@@ -163,8 +166,12 @@ def find(settings: Settings, prefix: str, recipes: Sequence[Recipe], *further: s
 
 
 def _contents(stored: Iterable[str]) -> list[dict[str, Any]] | None:
+    recipes = [parse_yaml(text, "a stored recipe") for text in stored]
+    for recipe in recipes:
+        if recipe.get("evaluate", {}).get("prompts") is not None:
+            recipe["evaluate"].setdefault("take", "first")  # before there was a choice
     try:
-        return [content(Recipe.model_validate(parse_yaml(text, "a stored recipe"))) for text in stored]
+        return [content(Recipe.model_validate(recipe)) for recipe in recipes]
     except ValidationError:
         return None
 
