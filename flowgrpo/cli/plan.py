@@ -92,15 +92,13 @@ def plan(
         refuse_idle(of_card, f"for {recipe.name}: there is no estimate for a masked language model")
     if isinstance(recipe, TextRecipe):
         timed = {name: of_card[name] for name in ("--sharding", "--utilisation")}
-        refuse_idle(
-            timed, f"for {recipe.name}, which makes text: the estimate is of memory, on cards that share nothing"
-        )
+        refuse_idle(timed, f"for {recipe.name}: an estimate of text is of memory alone, without shards")
     say(f"{recipe.name}: {recipe.paper or 'no paper named'}")
     if isinstance(recipe, TextRecipe):
         if draw or svg is not None:
             raise ValueError(f"{recipe.name} is a recipe of text, which has no tree of denoising steps to draw")
         _plan_text(recipe)
-        if gpu is not None or gpus is not None or not recipe.model.path.startswith("arithmetic"):
+        if gpu is not None or gpus is not None or recipe.model.path.partition(":")[0] != "arithmetic":
             _print_text_estimate(recipe, checked, gpu or "h100", gpus or 1)
         return _print_findings(checked, seen)
     _print_counts(recipe)

@@ -267,8 +267,8 @@ def linear_layers(model: Any) -> tuple[str, ...]:
     Raises:
         ValueError: there are none.
     """
-    head, decoder = model.get_output_embeddings(), getattr(model, "get_decoder", lambda: None)()
-    reached = set((model if decoder is None else decoder).modules())
+    head, several = model.get_output_embeddings(), model.config.get_text_config() is not model.config
+    reached = set((model.get_decoder() if several else model).modules())
     found = tuple(
         name
         for name, part in model.named_modules()

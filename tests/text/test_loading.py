@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from flowgrpo.text.model import LanguageModel, LanguageWeights, load_language_model
+from flowgrpo.text.model import LanguageModel, LanguageWeights, linear_layers, load_language_model
 from flowgrpo.text.positions import room_of
 from flowgrpo.text.scoring import completion_log_probs
 from flowgrpo.weights.lora import LoraSpec
@@ -108,6 +108,20 @@ def test_layers_that_text_does_not_pass_have_no_adapter(language: LanguageModel)
     weights.backward(log_probs.sum())
     assert all(parameter.grad is not None for parameter in weights.parameters())
     assert len(weights.parameters()) == 2 * 2 * 7  # A and B of seven layers in each of two blocks
+
+
+def test_all_layers_but_the_output_have_an_adapter_in_a_model_of_text_alone() -> None:
+    from transformers import AutoModelForMaskedLM, BertConfig, ModernBertConfig
+
+    sizes = {"vocab_size": 30, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    ends = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 0)
+    bert = AutoModelForMaskedLM.from_config(BertConfig(**sizes, intermediate_size=64))
+    modern = AutoModelForMaskedLM.from_config(ModernBertConfig(**sizes, **ends, intermediate_size=64))
+    assert "cls.predictions.transform.dense" in linear_layers(bert)
+    assert "head.dense" in linear_layers(modern)
+    for model in (bert, modern):
+        every = [name for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)]
+        assert len(linear_layers(model)) == len(every) - 1
 
 
 @pytest.mark.parametrize(
