@@ -43,6 +43,7 @@ SHORTER = {
         "--device",
         "cpu",
     ),
+    "tests/optimizer_speed.py": ("--repeats", "1", "--like", "", "--device", "cpu"),
     "docs/measure_gallery.py": ("--images", "32"),
     "docs/make_kit_table.py": ("jpeg_compressibility", "spaced"),
     "tests/mutants.py": ("addressing",),

@@ -233,7 +233,7 @@ def _plain(rows: list[PromptRow]) -> list[str]:
 
 
 def _show(rows: Sequence[PromptRow], found: Completions | UnmaskedTexts, shown: int, seed: int) -> None:
-    """Print completions below their prompts, of which `shown` were printed before."""
+    """Print completions below their prompts. `shown` prompts were printed before."""
     seen = [0] * len(rows)
     for text, owner, length in zip(found.samples, found.prompt_of_sample, found.described()):
         if seen[owner] == 0:

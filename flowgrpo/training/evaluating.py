@@ -50,7 +50,7 @@ class Scored:
     values: Tensor
 
     def of(self, prompts: Sequence[int]) -> Scored:
-        """The scores of these prompts alone, which are numbered anew, in rising order."""
+        """The scores of these prompts alone. The prompts get new numbers from 0 on, in rising order."""
         mine = torch.isin(self.owners, torch.tensor(prompts))
         return Scored(self.names, torch.searchsorted(torch.tensor(prompts), self.owners[mine]), self.values[mine])
 
