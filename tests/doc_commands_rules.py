@@ -22,8 +22,8 @@ import torch
 import yaml
 
 from flowgrpo.bench import measures as bench
-from flowgrpo.bench import model_iteration
 from flowgrpo.bench import text_measures as bench_text
+from flowgrpo.bench import timed_iterations
 from flowgrpo.bench.interruption import interruption
 from flowgrpo.cli import rewards as cli_rewards
 from flowgrpo.cli.plan import split
@@ -272,13 +272,14 @@ def _bench(reader: Reader, words: list[str], example: Example) -> list[str] | No
         reader.patch.setitem(bench_text.TEXT_MEASUREMENTS, name, small_one)
         return words
     if name == "iteration":
-        # The embedded pipeline replaces a model of billions of parameters, nothing is compiled for minutes, and one
+        # An embedded model replaces a model of billions of parameters, nothing is compiled for minutes, and one
         # iteration is made in place of four.
-        reader.patch.setattr(model_iteration, "WARM_UP", 0)
-        reader.patch.setattr(model_iteration.iteration, "__defaults__", (1,))
+        reader.patch.setattr(timed_iterations, "WARM_UP", 0)
         source, overrides = recipe_words(told["words"])
-        model = "model={path: scenes, dtype: float32, call: {}, compile: false, quantize: null}"
-        return [*words, model, *small_recipe(reader, source, overrides)]
+        small = small_recipe(reader, source, overrides)
+        if isinstance(load_recipe(source, overrides), Recipe):
+            small.insert(0, "model={path: scenes, dtype: float32, call: {}, compile: false, quantize: null}")
+        return [*words, *small, "--repeats", "1"]
     return [*words, *TINY_ROLLOUT, TINY_WINDOW, "evaluate.prompts=2"]
 
 

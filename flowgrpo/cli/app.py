@@ -308,7 +308,9 @@ def bench(
         source, overrides = split(words)
         measured = "default" if name == "first-run" else MEASURED
         with tempfile.TemporaryDirectory() as folder:
-            recipe = (load_recipe if name == "kills" else load_image_recipe)(source or measured, overrides)
+            recipe = (load_recipe if name in ("kills", "iteration") else load_image_recipe)(
+                source or measured, overrides
+            )
             figures = measurements[name](recipe, Path(folder) / "run", say)
     else:
         raise ValueError(

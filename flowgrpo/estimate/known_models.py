@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["KNOWN_LANGUAGE_MODELS", "known_config"]
+__all__ = ["KNOWN_LANGUAGE_MODELS", "known_config", "shapes_of"]
 
 _QWEN2 = {"model_type": "qwen2", "num_key_value_heads": 2, "vocab_size": 151_936, "tie_word_embeddings": True}
 _QWEN3 = {
@@ -49,3 +49,26 @@ def known_config(path: str) -> Any | None:
         return None
     rest = dict(entries)
     return AutoConfig.for_model(rest.pop("model_type"), **rest)
+
+
+def shapes_of(path: str) -> Any:
+    """The configuration of a language model; no weight is read, and nothing is downloaded.
+
+    Args:
+        path: a folder of transformers, a hub id whose configuration is on this machine, or the id of a known model.
+
+    Raises:
+        ValueError: the configuration is not on this machine, and the model is not a known one.
+    """
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    except OSError as error:
+        config = known_config(path)
+        if config is None:
+            raise ValueError(
+                f"the configuration of {path} is not on this machine; name a folder with the model, or download it "
+                f"first. Without files the shapes are known of {', '.join(KNOWN_LANGUAGE_MODELS)}"
+            ) from error
+        return config

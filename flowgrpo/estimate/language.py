@@ -26,7 +26,7 @@ from ..training.session import lora_spec
 from ..training.text.answer_objective import compares
 from .estimates import GIB, GPUS, Gpu, memory_lines
 from .footprint import Attention, FlopTally, LiveBytes
-from .known_models import KNOWN_LANGUAGE_MODELS, known_config
+from .known_models import shapes_of
 from .memory import Shares, at_rest
 
 MEASURED = 256
@@ -108,6 +108,24 @@ def estimate_text(recipe: TextRecipe, rows: Sequence[PromptRow], gpu: str = "h10
     )
 
 
+def scoring_flops(recipe: TextRecipe, prompt: int) -> float:
+    """FLOPs to score one of the longest completions of a recipe and to compute its gradient, once.
+
+    Args:
+        recipe: of text.
+        prompt: tokens of each prompt.
+
+    Raises:
+        ValueError: the shapes of the model are unknown.
+    """
+    language = _language(recipe, language_folder(recipe.model.path))
+    _trained(recipe, language)
+    groups, alone = _scored_together(recipe, prompt, 1)
+    with _on_meta() as tally, tally.flops:
+        _score(recipe, language, groups, alone, prompt)
+    return tally.total / (groups * alone)
+
+
 def text_table(found: TextEstimate) -> list[str]:
     """The lines of an estimate, aligned."""
     length = f"prompts of {found.prompt:,} tokens" + ("" if found.counted else " (generation.max_prompt_tokens)")
@@ -141,17 +159,9 @@ def _mends(found: TextEstimate) -> list[str]:
 
 def _language(recipe: TextRecipe, path: str) -> LanguageModel:
     """The model of a recipe on `meta`, from its configuration on this machine."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    try:
-        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    except OSError as error:
-        config = known_config(path)
-        if config is None:
-            raise ValueError(
-                f"the configuration of {path} is not on this machine; name a folder with the model, or download it "
-                f"first. Without files there is an estimate for {', '.join(KNOWN_LANGUAGE_MODELS)}"
-            ) from error
+    config = shapes_of(path)
     # Kernels that need a GPU are counted as the fused attention of PyTorch, which keeps as much.
     options = {"attn_implementation": "eager"} if recipe.model.attention == "eager" else {}
     with torch.device("meta"):
@@ -201,11 +211,19 @@ def _training(
     recipe: TextRecipe, language: LanguageModel, weights: LanguageWeights, groups: int, alone: int, prompt: int
 ) -> int:
     """Most bytes alive at once while completions are scored and their gradient is computed, gradients left out."""
-    rest = [0] * (recipe.generation.max_tokens - 1)
     for parameter in weights.parameters():
         parameter.grad = torch.empty_like(parameter)
     live = LiveBytes()
-    with _on_meta(), live, torch.enable_grad():
+    # The counter of FLOPs would keep tensors alive, so it is not used here.
+    with _on_meta(), live:
+        _score(recipe, language, groups, alone, prompt)
+    return live.most
+
+
+def _score(recipe: TextRecipe, language: LanguageModel, groups: int, alone: int, prompt: int) -> None:
+    """Score a batch of the longest completions on `meta`, and compute the gradient."""
+    rest = [0] * (recipe.generation.max_tokens - 1)
+    with torch.enable_grad():
         found = completion_statistics(
             language,
             [[0] * prompt] * groups,
@@ -216,7 +234,6 @@ def _training(
             shared_prefix=recipe.model.shared_prefix and not recipe.model.gradient_checkpointing,
         )
         torch.autograd.backward([found.log_probs.sum()])
-    return live.most
 
 
 def _sampling(recipe: TextRecipe, language: LanguageModel, at_once: int, prompt: int) -> dict[str, int]:
@@ -252,8 +269,11 @@ class _Untrue(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def _on_meta() -> Iterator[None]:
-    """Within this context a language model runs on `meta`, with attention that keeps what a fused kernel keeps."""
+def _on_meta() -> Iterator[FlopTally]:
+    """Within this context a language model runs on `meta`, with attention that keeps what a fused kernel keeps.
+
+    Yields what counts the FLOPs of attention, and can count the FLOPs of other products.
+    """
     tally = FlopTally()
 
     def fused(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Any:
@@ -264,4 +284,4 @@ def _on_meta() -> Iterator[None]:
     # Models turn autocast off for their rotations, and torch before 2.9 has no autocast to turn off on `meta`.
     autocast = patch.object(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
     with torch.device("meta"), _Untrue(), attention, autocast:
-        yield
+        yield tally

@@ -21,7 +21,7 @@ from ..pipelines.policy import FlowPolicy
 from ..pipelines.prompt_cache import PromptCache
 from ..rewards.runner import RewardSet
 from ..text.masked_model import load_masked_model
-from ..text.model import LanguageWeights, load_language_model, note_on_experts, reinitialise
+from ..text.model import LanguageModel, LanguageWeights, load_language_model, note_on_experts, reinitialise
 from ..text.sampling import stopping
 from ..weights.kernel_choice import in_a_fixed_order
 from ..weights.saving import local_folder
@@ -74,7 +74,7 @@ class Session:
         recipe: what to do.
         run: the run folder; None for measurements that write nothing.
         checked: the recipe after its check, if the check was made already.
-        pipe: a pipeline of images that replaces the pipeline of the recipe.
+        model: a pipeline of images or a causal language model that replaces the model of the recipe.
         doing: is told what is loaded.
 
     Raises:
@@ -86,7 +86,7 @@ class Session:
         recipe: AnyRecipe,
         run: RunFolder | None = None,
         checked: Checked | None = None,
-        pipe: Any = None,
+        model: Any = None,
         doing: Doing = silent,
     ) -> None:
         quiet_libraries()
@@ -94,7 +94,7 @@ class Session:
         if checked is None:
             doing("checking the recipe")
         with ended_together():
-            self.recipe, self.run, self._pipe = with_start(recipe), run, pipe
+            self.recipe, self.run, self._model = with_start(recipe), run, model
             self._assemble(checked or check(recipe))
 
     def _assemble(self, checked: Checked) -> None:
@@ -120,11 +120,13 @@ class Session:
         zero_of(recipe, self.accelerator)
         self.task: Task
         if isinstance(recipe, Recipe):
-            self.task = load_flow_task(recipe, checked.folder, self.data, device, self._pipe, shard, self._doing)
+            self.task = load_flow_task(recipe, checked.folder, self.data, device, self._model, shard, self._doing)
+            return
+        self._doing("loading the model")
+        if isinstance(recipe, TextRecipe):
+            self.task = load_text_task(recipe, checked.folder, self.data, device, self.notes.append, self._model)
         else:
-            self._doing("loading the model")
-            load = load_text_task if isinstance(recipe, TextRecipe) else load_masked_task
-            self.task = load(recipe, checked.folder, self.data, device, self.notes.append)  # type: ignore[arg-type]
+            self.task = load_masked_task(recipe, checked.folder, self.data, device, self.notes.append)
 
     def _make_rewards(self) -> None:
         """Make the rewards before the model, so that a fault of a reward is reported without a wait."""
@@ -256,8 +258,15 @@ def flow_policy(recipe: Recipe, denoiser: Denoiser, weights: TrainedWeights) -> 
     )
 
 
-def load_text_task(recipe: TextRecipe, folder: str, data: Data, device: torch.device, note: Note) -> TextTask:
-    """Load a language model, add the trained weights and check that every prompt can be encoded.
+def load_text_task(
+    recipe: TextRecipe,
+    folder: str,
+    data: Data,
+    device: torch.device,
+    note: Note,
+    language: LanguageModel | None = None,
+) -> TextTask:
+    """Load a language model unless it is given, add the trained weights and check that every prompt can be encoded.
 
     `note` is told how many prompts are left out.
 
@@ -266,10 +275,11 @@ def load_text_task(recipe: TextRecipe, folder: str, data: Data, device: torch.de
             template.
     """
     model = recipe.model
-    language = load_language_model(
-        folder, dtype=DTYPES[model.dtype], attention=model.attention, chat=model.chat, system=model.system,
-        chat_template_kwargs=model.chat_template_kwargs,
-    )  # fmt: skip
+    if language is None:
+        language = load_language_model(
+            folder, dtype=DTYPES[model.dtype], attention=model.attention, chat=model.chat, system=model.system,
+            chat_template_kwargs=model.chat_template_kwargs,
+        )  # fmt: skip
     if recipe.generation.stop:
         stopping(language.tokenizer, recipe.generation.stop)  # a fault is told before the run
     if model.path == UNTRAINED:

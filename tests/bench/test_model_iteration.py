@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,11 +11,12 @@ from typer.testing import CliRunner
 
 from flowgrpo.bench.model_iteration import iteration
 from flowgrpo.cli.app import app
-from flowgrpo.configs.load import load_image_recipe
+from flowgrpo.configs.load import load_image_recipe, load_recipe
 from flowgrpo.pipelines.architectures import KNOWN, architecture_of, built
 from flowgrpo.pipelines.conformance import conform as run
 from flowgrpo.pipelines.denoiser import Denoiser
 from flowgrpo.pipelines.random_weights import random_pipeline
+from flowgrpo.worlds.arithmetic.problems import build_model
 
 CPU = torch.device("cpu")
 
@@ -109,3 +111,73 @@ def test_an_iteration_is_measured_by_the_command_with_no_prompt_or_reward_of_the
 def test_a_model_of_unknown_size_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="someone/else"):
         iteration(load_image_recipe("mixgrpo_flash_guard", ["model.path=someone/else"]), tmp_path / "run", print, 3)
+
+
+SMALL = ["rollout={prompts: 2, group: 4, batch: 8, tokens: 4096}", "generation={max_tokens: 12, max_prompt_tokens: 20}"]
+
+
+@pytest.fixture
+def shapes(tmp_path: Path) -> Path:
+    """A folder with nothing but the configuration of a small language model."""
+    path = tmp_path / "shapes"
+    build_model(1000, width=32, layers=2, heads=2).config.save_pretrained(path)
+    return path
+
+
+def measured(tmp_path: Path, *words: str) -> tuple[dict[str, Any], str]:
+    """The figures and the output of the command for a recipe of text."""
+    out = tmp_path / "figures.json"
+    result = CliRunner().invoke(
+        app, ["bench", "iteration", "text", *SMALL, *words, "--repeats", "2", "--out", str(out)]
+    )
+    assert result.exit_code == 0, result.output
+    return json.loads(out.read_text()), result.output
+
+
+def test_a_language_model_is_measured_with_no_weight_prompt_or_reward_of_the_recipe_at_hand(
+    shapes: Path, tmp_path: Path
+) -> None:
+    rewards = "rewards=[{name: math_answer, options: {answer: missing}}]"
+    found, said = measured(tmp_path, f"model.path={shapes}", "data.train=none.txt", "data.heldout=none.txt", rewards)
+    assert found["class"] == "Olmo2ForCausalLM"
+    assert found["parameters"] == sum(p.numel() for p in build_model(1000, width=32, layers=2, heads=2).parameters())
+    assert (found["completions"], found["prompt_tokens"], len(found["seconds"])) == (8, 20, 2)
+    assert all(80 < tokens <= 96 for tokens in found["tokens"])
+    assert found["first_error"] == 0
+    assert all(norm > 0 for norm in found["grad_norm"])
+    assert all(found["part_seconds"][name] > 0 for name in ("sampling", "training"))
+    assert sum(found["part_seconds"].values()) <= sum(found["seconds"]) / 2
+    assert found["tflops"]["training"] > 0
+    assert (found["peaks"], found["estimated_peaks"]) == ({}, {})
+    assert "8 completions of" in said
+    assert "after prompts of 20" in said
+    assert "ratio before the first update: exactly 1" in said
+
+
+def test_prompts_have_the_length_of_the_longest_prompt_of_the_recipe(tmp_path: Path) -> None:
+    found, _ = measured(tmp_path)
+    assert found["prompt_tokens"] == len("47+85=")
+
+
+def test_completions_count_although_none_ends(shapes: Path, tmp_path: Path) -> None:
+    found, _ = measured(tmp_path, f"model.path={shapes}", "objective.drop_truncated=true")
+    assert all(norm > 0 for norm in found["grad_norm"])
+
+
+def test_equal_commands_measure_equal_work(shapes: Path, tmp_path: Path) -> None:
+    one, other = (measured(tmp_path, f"model.path={shapes}", "model.train=lora")[0] for _ in range(2))
+    assert one["grad_norm"] == other["grad_norm"]
+    assert one["tokens"] == other["tokens"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words", "said"),
+    [
+        ("text", ["generation.engine=vllm"], "generation.engine is vllm, which reads real weights; write"),
+        ("text", ["model.path=someone/else"], "the configuration of someone/else is not on this machine"),
+        ("masked", [], "masked is a recipe of a masked language model; use a recipe of images or of text"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(recipe: str, words: list[str], said: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=said):
+        iteration(load_recipe(recipe, words), tmp_path / "run", print, 1)

@@ -9,8 +9,9 @@ import torch
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.configs.schema import TextRecipe
 from flowgrpo.estimate.estimates import GIB
+from flowgrpo.estimate.footprint import FlopTally
 from flowgrpo.estimate.known_models import known_config
-from flowgrpo.estimate.language import estimate_text, text_table
+from flowgrpo.estimate.language import estimate_text, scoring_flops, text_table
 from flowgrpo.text.model import LanguageModel, LanguageWeights, load_language_model
 from flowgrpo.text.scoring import completion_statistics
 from flowgrpo.training.data import PromptRow, read_prompts
@@ -89,6 +90,29 @@ def test_training_allocates_what_was_estimated(
     work = scored(made, language, weights)
     work()  # the gradients stay, and are not counted again
     assert most_bytes(work, tmp_path / "trace.json") == pytest.approx(found.passing["training"], rel=0.12)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("model.train=full",),
+        ("model.train=lora",),
+        ("model.train=lora", "model.shared_prefix=false"),
+        ("model.train=full", "model.gradient_checkpointing=true"),
+    ],
+)
+def test_products_are_counted_as_in_a_real_pass(folder: Path, words: tuple[str, ...]) -> None:
+    made = recipe(folder, "model.attention=eager", *words)
+    language = load_language_model(str(folder), attention="eager")
+    if made.model.train == "lora":
+        weights = LanguageWeights.adapter(language, lora_spec(made.model.lora), seed=0)
+    else:
+        weights = LanguageWeights.whole(language)
+    weights.gradient_checkpointing(made.model.gradient_checkpointing)
+    counted = FlopTally().flops
+    with counted:
+        scored(made, language, weights)()
+    assert 8 * scoring_flops(made, PROMPT) == pytest.approx(counted.get_total_flops(), rel=0.01)
 
 
 def test_sampling_keeps_keys_and_values_of_every_token(folder: Path, rows: list[PromptRow]) -> None:
