@@ -44,6 +44,7 @@ SHORTER = {
         "cpu",
     ),
     "tests/optimizer_speed.py": ("--repeats", "1", "--like", "", "--device", "cpu"),
+    "tests/language_families.py": ("llama", "lfm2"),
     "docs/measure_gallery.py": ("--images", "32"),
     "docs/make_kit_table.py": ("jpeg_compressibility", "spaced"),
     "tests/mutants.py": ("addressing",),

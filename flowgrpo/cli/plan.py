@@ -288,9 +288,13 @@ def _print_estimate(
 
 def _print_text_estimate(recipe: TextRecipe, checked: Checked, gpu: str, gpus: int) -> None:
     from ..estimate.estimates import GPUS
+    import transformers
+
     from ..estimate.language import estimate_text, text_table
     from ..weights.lora import NoSuchLayer
 
+    # It warns that fused kernels of recurrent layers are missing, which do not matter without numbers.
+    transformers.utils.logging.set_verbosity_error()
     try:
         found = estimate_text(recipe, [] if checked.data is None else checked.data.train.rows, gpu, gpus)
     except NoSuchLayer:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ..configs.schema import TextRecipe
-from ..text.key_value_cache import cache_of
+from ..text.key_value_cache import cache_of, state_bytes
 from ..text.model import LanguageModel, LanguageWeights
 from ..text.sampling import logits_kept, positions_of
 from ..text.scoring import completion_statistics
@@ -237,7 +237,7 @@ def _score(recipe: TextRecipe, language: LanguageModel, groups: int, alone: int,
 
 
 def _sampling(recipe: TextRecipe, language: LanguageModel, at_once: int, prompt: int) -> dict[str, int]:
-    """Bytes of the keys and values of all tokens, and of the numbers from which a token is drawn."""
+    """Bytes of the keys and values of all tokens, of states, and of the numbers from which a token is drawn."""
     if recipe.generation.engine != "transformers":
         return {}  # an engine of its own takes the share of the GPU that its options name
     model, live = language.model, LiveBytes()
@@ -251,12 +251,12 @@ def _sampling(recipe: TextRecipe, language: LanguageModel, at_once: int, prompt:
         vocabulary = out.logits.shape[-1]
         cache = cache_of(out)
         del out, ids, mask
-        kept = live.now
+        kept, states = live.now, state_bytes(cache)
     del cache
     # Each logit is there in the model's type twice, twice in float32, and once in float64 (`categorical.pick`).
     drawn = vocabulary * (2 * DTYPES[recipe.model.dtype].itemsize + 16)
     longest = prompt + recipe.generation.max_tokens
-    return {"sampling": at_once * (kept * longest // prompt + drawn)}
+    return {"sampling": at_once * (states + (kept - states) * longest // prompt + drawn)}
 
 
 class _Untrue(TorchFunctionMode):

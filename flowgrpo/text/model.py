@@ -19,6 +19,7 @@ from ..weights.pipeline_folders import from_hub
 from ..weights.saving import ADAPTER_FILE, PEFT_PREFIX, put_adapter, save_adapter
 from ..weights.trained import ADAPTER, TrainedWeights
 from .chat_templates import check_variables
+from .key_value_cache import cache_of, has_states, select_rows
 from .model_folder import check_language_folder, load_whole
 from .positions import room_of
 from .recomputing import recompute
@@ -51,6 +52,19 @@ class LanguageModel:
     def positions(self) -> int | None:
         """The largest number of tokens that the model takes, see `room_of`."""
         return room_of(self.model)
+
+    @cached_property
+    def keeps_states(self) -> bool:
+        """Whether a layer keeps a state of the past, as recurrent layers and convolutions do, see `has_states`.
+
+        Raises:
+            ValueError: the model gives no cache, or a cache from which rows cannot be chosen.
+        """
+        device = next(self.model.parameters()).device
+        with torch.no_grad():
+            cache = cache_of(self.model(input_ids=torch.tensor([[self.pad]], device=device), use_cache=True))
+        select_rows(cache, torch.tensor([0, 0], device=device))
+        return has_states(cache)
 
     @property
     def components(self) -> dict[str, nn.Module]:
@@ -258,21 +272,26 @@ STACKED = 0.1
 """Share of the weights from which on it is worth a note that no LoRA is on them."""
 
 
+FUSED = {"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"}
+"""Types of models with a kernel that reads the weights of `out_proj` itself; peft puts no adapter there."""
+
+
 def linear_layers(model: Any) -> tuple[str, ...]:
     """Full names of the linear layers that a LoRA on text adapts: all but the output layer.
 
     A model that also reads images or sounds has layers for them, such as a vision tower. Text does not pass through
-    these layers, so they have no adapter.
+    these layers, so they have no adapter. Layers that a fused kernel passes by have none either, see `FUSED`.
 
     Raises:
         ValueError: there are none.
     """
     head, several = model.get_output_embeddings(), model.config.get_text_config() is not model.config
     reached = set((model.get_decoder() if several else model).modules())
+    passed = "out_proj" if model.config.model_type in FUSED else None
     found = tuple(
         name
         for name, part in model.named_modules()
-        if isinstance(part, nn.Linear) and part is not head and part in reached
+        if isinstance(part, nn.Linear) and part is not head and part in reached and name.rpartition(".")[2] != passed
     )
     if not found:
         raise ValueError(

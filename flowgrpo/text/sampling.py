@@ -20,7 +20,7 @@ from torch import Tensor
 from ..core.addressing import address
 from ..core.advantages import as_precise
 from ..core.categorical import pick, tempered
-from .key_value_cache import cache_argument, cache_of, select_rows
+from .key_value_cache import cache_argument, cache_of, has_keys, select_rows
 
 if TYPE_CHECKING:
     # This imports the libraries of models, and a recipe is read without them.
@@ -140,6 +140,7 @@ def sample_completions(
     last, into = logits_kept(model, 1), cache_argument(model)
     out = model(input_ids=ids, attention_mask=mask, position_ids=positions_of(mask), use_cache=True, **last)
     cache, logits = cache_of(out), out.logits[:, -1]
+    masks = has_keys(cache)
     state = torch.tensor(list(owner), device=device)  # which row of the cache each completion that goes on continues
     alive = torch.arange(count, device=device)
     found: list[list[int]] = [[] for _ in range(count)]
@@ -175,9 +176,11 @@ def sample_completions(
         if not torch.equal(before, torch.arange(len(mask), device=device)):
             select_rows(cache, before)
         mask = torch.cat([mask[before], mask.new_ones(len(before), 1)], dim=1)
+        # Without keys there is nothing to leave out, and Mamba would apply the whole mask to a single token.
+        left_out = {"attention_mask": mask} if masks else {}
         out = model(
-            input_ids=(different % size)[:, None], attention_mask=mask, position_ids=positions_of(mask)[:, -1:],
-            use_cache=True, **{into: cache},
+            input_ids=(different % size)[:, None], position_ids=positions_of(mask)[:, -1:], use_cache=True,
+            **{into: cache}, **left_out,
         )  # fmt: skip
         cache, logits = cache_of(out), out.logits[:, -1]
     return Sampled(found, chances, ended)

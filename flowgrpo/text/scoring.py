@@ -101,7 +101,8 @@ def completion_statistics(
 
     With `shared_prefix` each prompt is encoded once, and all of its completions use its keys and values (Prefix
     Grouper, arXiv 2506.05433). Equal completions of a prompt are scored once. Value and gradient equal the value and
-    gradient of the plain path, up to rounding. P prompts are encoded instead of B.
+    gradient of the plain path, up to rounding. P prompts are encoded instead of B. A model that keeps states of the
+    past, such as Qwen3.5, encodes the prompt for each completion in any case.
 
     Args:
         language: the model.
@@ -115,13 +116,14 @@ def completion_statistics(
         measure: what else to find out about each token from its logits.
     """
     places: Sequence[int] = range(len(completions))
+    # Layers write their states over, and no gradient passes through a state that was written over.
+    through = _shared if shared_prefix and not language.keeps_states else _plain
     if shared_prefix:
         places, inverse = _different(completions, owner)
         if len(places) < len(completions):
             completions, owner = [completions[k] for k in places], [owner[k] for k in places]
-            once = _statistics(language, prompts, completions, owner, temperature, _shared, entropy, measure, places)
+            once = _statistics(language, prompts, completions, owner, temperature, through, entropy, measure, places)
             return once.repeated(inverse)
-    through = _shared if shared_prefix else _plain
     return _statistics(language, prompts, completions, owner, temperature, through, entropy, measure, places)
 
 

@@ -285,6 +285,11 @@ def load_text_task(
     if model.path == UNTRAINED:
         reinitialise(language, recipe.run.seed)
     language.model.to(device)
+    if language.keeps_states and model.shared_prefix and not model.gradient_checkpointing:
+        note(
+            f"{type(language.model).__name__} keeps states of the past, through which no gradient passes, so each "
+            "completion is scored together with its prompt; model.shared_prefix changes nothing"
+        )
     check_prompts(
         recipe,
         data,

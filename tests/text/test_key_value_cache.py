@@ -18,6 +18,9 @@ def test_both_names_by_hand() -> None:
     assert (cache_argument(new), cache_argument(old)) == ("cache", "past_key_values")
     assert cache_of(SimpleNamespace(cache=1)) == cache_of(SimpleNamespace(past_key_values=1)) == 1
     assert cache_of(SimpleNamespace(cache=None, past_key_values=1)) == 1
+    for empty in (SimpleNamespace(cache=None, past_key_values=None), SimpleNamespace()):
+        with pytest.raises(ValueError, match="the model gives no cache of keys and values or of states"):
+            cache_of(empty)
 
 
 def test_no_call_of_a_model_is_deprecated(language: LanguageModel) -> None:
@@ -30,5 +33,5 @@ def test_no_call_of_a_model_is_deprecated(language: LanguageModel) -> None:
 
 
 def test_a_cache_without_rows_is_refused() -> None:
-    with pytest.raises(ValueError, match="cache of keys and values"):
+    with pytest.raises(ValueError, match="the model keeps its past in object, whose rows cannot all be chosen"):
         select_rows(object(), torch.tensor([0]))

@@ -65,6 +65,7 @@ def test_a_shared_prefix_has_the_gradient_of_the_plain_path(language: LanguageMo
 
 def test_a_shared_prefix_encodes_each_prompt_once(language: LanguageModel) -> None:
     prompts, completions = inputs(language)
+    assert not language.keeps_states  # finds it out with a call of the model, once
     seen: list[int] = []
     handle = language.model.get_input_embeddings().register_forward_hook(
         lambda module, args, out: seen.append(args[0].numel())
@@ -84,6 +85,7 @@ def test_equal_completions_of_a_prompt_are_scored_once(language: LanguageModel) 
     owner = [0, 0, 0, 1, 1, 1, 2, 2]  # "38" is twice with the first prompt, and once with each of the others
     completions = [[*language.encode(text), end] for text in texts]
     weights = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
+    assert not language.keeps_states
     seen: list[int] = []
     handle = language.model.get_input_embeddings().register_forward_hook(
         lambda module, args, out: seen.append(len(args[0]))

@@ -1,0 +1,169 @@
+"""Families of language models: what is sampled is scored alike, whatever a layer keeps of the past.
+
+The models are tiny and have random weights. A family is left out where transformers does not have it, and a family that
+keeps states also where its cache is older than the layers with states.
+"""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import transformers.cache_utils
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+from flowgrpo.bench.random_language_model import random_language_model
+from flowgrpo.configs.load import load_recipe
+from flowgrpo.configs.schema import TextRecipe
+from flowgrpo.estimate.language import estimate_text
+from flowgrpo.text.model import LanguageModel, LanguageWeights
+from flowgrpo.text.sampling import Sampled, completion_keys, sample_completions
+from flowgrpo.text.scoring import completion_statistics
+from flowgrpo.training.session import lora_spec
+from tests.allocation import most_bytes
+
+VOCABULARY = 120
+SIZES = {
+    "vocab_size": VOCABULARY, "hidden_size": 64, "num_hidden_layers": 4, "pad_token_id": 1, "bos_token_id": 0,
+    "eos_token_id": 0,
+}  # fmt: skip
+HEADS = {**SIZES, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+DELTA = {
+    "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+}  # fmt: skip
+MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_n_groups": 1}
+KEYS: dict[str, dict[str, Any]] = {
+    "llama": HEADS,
+    "qwen3": HEADS,
+    "gemma3_text": {**HEADS, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"] * 2},
+    "gpt_oss": {**HEADS, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8},
+    "deepseek_v3": {
+        **SIZES, "intermediate_size": 64, "moe_intermediate_size": 32, "num_attention_heads": 4,
+        "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
+        "v_head_dim": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
+    },
+}  # fmt: skip
+STATES: dict[str, dict[str, Any]] = {
+    "qwen3_5_text": {**HEADS, **DELTA},
+    "qwen3_next": {**HEADS, **DELTA, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    "lfm2": {**HEADS, "layer_types": ["conv", "full_attention"] * 2},
+    "falcon_h1": {**HEADS, **MAMBA, "mamba_d_ssm": 128},
+    "granitemoehybrid": {**HEADS, **MAMBA, "layer_types": ["mamba", "attention"] * 2, "shared_intermediate_size": 64},
+    "jamba": {
+        **HEADS, "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 8, "mamba_d_state": 16,
+        "num_experts": 2,
+    },
+    "mamba": {**SIZES, "state_size": 16},
+    "mamba2": {**SIZES, "num_heads": 4, "head_dim": 32, "state_size": 16, "n_groups": 1},
+}  # fmt: skip
+HAS_STATES = hasattr(transformers.cache_utils, "LinearAttentionLayer")
+"""Whether this version of transformers has one kind of cache for all models that keep states."""
+PROMPTS, OWNER = (9, 14, 5), [0, 0, 0, 1, 1, 1, 2, 2, 2]
+TOKENS = 12
+
+
+def folder_of(family: str, path: Path) -> Path:
+    """A folder with the configuration of a tiny model."""
+    if family not in CONFIG_MAPPING_NAMES or (family in STATES and not HAS_STATES):
+        pytest.skip(f"this version of transformers has no {family}, or keeps its states in another way")
+    AutoConfig.for_model(family, **KEYS.get(family, STATES.get(family))).save_pretrained(path / family)
+    return path / family
+
+
+@pytest.fixture(params=[*KEYS, *STATES])
+def family(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def model(family: str, tmp_path: Path) -> LanguageModel:
+    found = random_language_model(str(folder_of(family, tmp_path)), torch.float32, torch.device("cpu"))
+    with torch.no_grad():
+        for parameter in found.model.parameters():
+            if parameter.dim() > 1:  # first weights are so small that all tokens are almost equally likely
+                parameter.mul_(3)
+    return found
+
+
+def sampled(model: LanguageModel) -> tuple[list[list[int]], Sampled]:
+    """Three prompts of different lengths, and three completions of each."""
+    generator = torch.Generator().manual_seed(0)
+    prompts = [torch.randint(3, VOCABULARY, (length,), generator=generator).tolist() for length in PROMPTS]
+    return prompts, sample_completions(model, prompts, OWNER, completion_keys([1, 2, 3], 3), max_tokens=TOKENS)
+
+
+def test_only_some_families_keep_states(family: str, model: LanguageModel) -> None:
+    assert model.keeps_states == (family in STATES)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_completions_are_scored_as_they_were_sampled(model: LanguageModel, shared: bool) -> None:
+    prompts, found = sampled(model)
+    scored = completion_statistics(model, prompts, found.ids, OWNER, shared_prefix=shared)
+    for row, (ids, wanted) in enumerate(zip(found.ids, found.log_probs)):
+        assert torch.allclose(scored.log_probs[row, : len(ids)], torch.tensor(wanted), atol=1e-4)
+    assert float(scored.log_probs.detach().std()) > 0.3
+    scored.log_probs.sum().backward()
+    named = dict(model.model.named_parameters())
+    without = [name for name, p in named.items() if p.grad is None or not p.grad.isfinite().all()]
+    # The choice of experts has no gradient where all chosen experts are weighted by their own scores.
+    assert not [name for name in without if "expert" not in name and "bias" not in name]
+
+
+def test_a_completion_is_the_same_alone(model: LanguageModel) -> None:
+    prompts, found = sampled(model)
+    key = completion_keys([1, 2, 3], 3)[6:7]
+    assert sample_completions(model, prompts[2:], [0], key, max_tokens=TOKENS).ids == found.ids[6:7]
+
+
+@pytest.mark.parametrize("name", ["qwen3_5_text", "falcon_h1", "mamba2"])
+@pytest.mark.parametrize("again", [False, True])
+def test_memory_of_models_with_states_is_estimated(name: str, again: bool, tmp_path: Path) -> None:
+    folder = folder_of(name, tmp_path)
+    words = [f"model.path={folder}", "generation={max_tokens: 40, max_prompt_tokens: 24}", "model.train=lora"]
+    words += ["rollout={prompts: 2, group: 4, batch: 8, tokens: 4096}", f"model.gradient_checkpointing={again}"]
+    recipe = load_recipe("text", words)
+    assert isinstance(recipe, TextRecipe)
+    found = estimate_text(recipe, [])
+    assert (found.prompt, found.scored) == (24, 8)
+    language = random_language_model(str(folder), torch.float32, torch.device("cpu"))
+    weights = LanguageWeights.adapter(language, lora_spec(recipe.model.lora), seed=0)
+    weights.gradient_checkpointing(again)
+    assert language.keeps_states
+    completions = torch.randint(3, 20, (8, 40), generator=torch.Generator().manual_seed(0)).tolist()
+
+    def work() -> None:
+        scored = completion_statistics(
+            language, [[4] * 24, [5] * 24], completions, [0] * 4 + [1] * 4, shared_prefix=not again
+        )
+        weights.backward(scored.log_probs.sum())
+
+    work()  # the gradients stay, and are not counted again
+    assert most_bytes(work, tmp_path / "trace.json") == pytest.approx(found.passing["training"], rel=0.12)
+
+
+def test_states_do_not_grow_with_the_completions(tmp_path: Path) -> None:
+    folder = folder_of("mamba2", tmp_path)
+    of = [f"model.path={folder}", "rollout={prompts: 1, group: 4, batch: 4}"]
+    sizes = []
+    for tokens in (40, 400):
+        recipe = load_recipe("text", [*of, f"generation={{max_tokens: {tokens}, max_prompt_tokens: 24}}"])
+        assert isinstance(recipe, TextRecipe)
+        sizes.append(estimate_text(recipe, []).passing["sampling"])
+    assert sizes[0] == sizes[1]
+
+
+@pytest.mark.skipif("deepseek_v4" not in CONFIG_MAPPING_NAMES, reason="this version of transformers has no DeepSeek V4")
+def test_a_cache_of_a_models_own_kind_is_refused_before_anything_is_sampled() -> None:
+    config = AutoConfig.for_model(
+        "deepseek_v4", **SIZES, moe_intermediate_size=32, num_attention_heads=4, n_routed_experts=4, head_dim=16,
+        qk_rope_head_dim=8, q_lora_rank=16, index_head_dim=16, index_n_heads=2, num_experts_per_tok=2,
+    )  # fmt: skip
+    model = LanguageModel(
+        AutoModelForCausalLM.from_config(config).eval(), SimpleNamespace(pad_token_id=1, eos_token_id=0)
+    )
+    with pytest.raises(ValueError, match=r"the model keeps its past in .*CSACache.*, whose rows cannot all be chosen"):
+        _ = model.keeps_states
