@@ -17,7 +17,6 @@ import logging
 import sys
 import tempfile
 import warnings
-from pathlib import Path
 from typing import Any
 
 import torch

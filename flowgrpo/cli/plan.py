@@ -287,9 +287,9 @@ def _print_estimate(
 
 
 def _print_text_estimate(recipe: TextRecipe, checked: Checked, gpu: str, gpus: int) -> None:
-    from ..estimate.estimates import GPUS
     import transformers
 
+    from ..estimate.estimates import GPUS
     from ..estimate.language import estimate_text, text_table
     from ..weights.lora import NoSuchLayer
 

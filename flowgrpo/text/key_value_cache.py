@@ -1,7 +1,7 @@
 """The past that a language model of transformers keeps, under every name that transformers gives it.
 
-Attention keeps keys and values of each token. Recurrent layers and convolutions keep a state in their place. transformers
-5.24 calls the whole `cache` and deprecates `past_key_values`; older versions have the second name only.
+Attention keeps keys and values of each token. Recurrent layers and convolutions keep a state in their place. The name
+of the whole is `cache` in transformers 5.24, which deprecates `past_key_values`; older versions have the second name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ def cache_of(output: Any) -> Any:
     if found is None:
         raise ValueError(
             "the model gives no cache of keys and values or of states, with which it could go on after a token; use "
-            "another model (one of an encoder's class needs is_decoder: true in its config.json)"
+            "another model, or a newer version of transformers (a model of an encoder's class needs is_decoder: true "
+            "in its config.json)"
         )
     return found
 
@@ -62,7 +63,7 @@ def select_rows(cache: Any, rows: Tensor) -> None:
         ValueError: if the model keeps a past from which rows cannot be chosen.
     """
     layers = _layers(cache)
-    parts = [part for part in (cache, *layers) if not _keeps_state(part)]
+    parts = [cache, *(layer for layer in layers if not _keeps_state(layer))]
     if not all(map(_chooses, parts)):
         names = sorted({type(part).__name__ for part in (cache, *layers)})
         raise ValueError(

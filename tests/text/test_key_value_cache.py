@@ -35,3 +35,12 @@ def test_no_call_of_a_model_is_deprecated(language: LanguageModel) -> None:
 def test_a_cache_without_rows_is_refused() -> None:
     with pytest.raises(ValueError, match="the model keeps its past in object, whose rows cannot all be chosen"):
         select_rows(object(), torch.tensor([0]))
+
+
+def test_a_cache_that_keeps_states_itself_is_refused() -> None:
+    """As versions of transformers had it that give each kind of hybrid a cache of its own."""
+    own = SimpleNamespace(conv_states=[], ssm_states=[], reorder_cache=lambda rows: None)
+    with pytest.raises(
+        ValueError, match="the model keeps its past in SimpleNamespace, whose rows cannot all be chosen"
+    ):
+        select_rows(own, torch.tensor([0]))
