@@ -20,6 +20,7 @@ from torch import Tensor
 from ..core.addressing import address
 from ..core.advantages import as_precise
 from ..core.categorical import pick, tempered
+from .broken import refuse_nan
 from .key_value_cache import cache_argument, cache_of, has_keys, select_rows
 
 if TYPE_CHECKING:
@@ -129,6 +130,9 @@ def sample_completions(
 
     Returns:
         B completions.
+
+    Raises:
+        FloatingPointError: a logit is NaN.
     """
     model, device = language.model, next(language.model.parameters()).device
     ends = torch.tensor(language.ends, device=device)
@@ -149,6 +153,7 @@ def sample_completions(
     said = stopping(language.tokenizer, stop) if stop else None
     drawn = torch.zeros(count, max_tokens if stop else 0, dtype=torch.long, device=device)
     for t in range(max_tokens):
+        refuse_nan(logits)
         if temperature == 0:
             token = logits.argmax(-1)[state]
             chance = torch.zeros(len(token))

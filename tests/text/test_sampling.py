@@ -170,3 +170,14 @@ def test_keys_of_completions_differ() -> None:
     assert completion_keys([2], 2) == keys[4:6]
     assert all(0 <= key < 2**63 for key in keys)
     assert math.log2(max(keys)) > 40
+
+
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_logits_that_are_no_numbers_are_refused(language: LanguageModel, temperature: float) -> None:
+    """Every draw from them would be the last token, or the first one."""
+    with torch.no_grad():
+        next(iter(language.model.parameters()))[4, 0] = torch.nan  # the embedding of one token, in the second prompt
+    prompts = [[5, 6], [5, 4]]
+    keys = completion_keys([1, 2], 1)
+    with pytest.raises(FloatingPointError, match="the model's logits are no numbers"):
+        sample_completions(language, prompts, [0, 1], keys, max_tokens=2, temperature=temperature)

@@ -233,6 +233,16 @@ def test_samples_depend_on_their_seeds_alone(folder: Path, tmp_path: Path) -> No
     assert greedy[0] == greedy[1]
 
 
+def test_logits_that_are_no_numbers_are_refused(small: list[str], tmp_path: Path) -> None:
+    trainer = trainer_of(small, tmp_path / "run")
+    with torch.no_grad():
+        next(iter(trainer.task.weights.modules.values())).get_input_embeddings().weight[
+            masked_tokenizer().mask_token_id
+        ] = torch.nan
+    with pytest.raises(FloatingPointError, match="the model's logits are no numbers"):
+        trainer.iterate(0)
+
+
 def real_models() -> dict[str, Any]:
     import transformers as t
 

@@ -17,6 +17,7 @@ from ...samplers.plans import Plan
 from ...samplers.rollout import RolloutRunner
 from ...samplers.transitions import Rollout, Transitions, Velocity, replay
 from ...samplers.unmasking import MaskMoves, reveal_log_probs, without_mask
+from ...text.broken import refuse_nan
 from ...text.masked_model import Frame, MaskedLanguageModel
 from ...text.model import LanguageWeights
 from ..prompts.room import check_room
@@ -137,6 +138,7 @@ class MaskedPolicy:
         def counted(x: Tensor, i: int, rows: Sequence[int]) -> Tensor:
             nonlocal done
             found = logits(x, i, rows)
+            refuse_nan(found)
             done += len(x)
             told(done, len(prompts) * each)
             return found
