@@ -395,6 +395,18 @@ def _check_reward(reader: Reader, words: list[str], example: Example) -> list[st
     return [*small, "--iterations", "1"]
 
 
+@rule("rewards", "score")
+def _score(reader: Reader, words: list[str], example: Example) -> list[str]:
+    told = given(["rewards", "score"], words)
+    put_reward_files(reader, told["rewards"], [])
+    samples = str(told["samples"])
+    if Path(samples).suffix:
+        put_prompts(reader.home / samples, text=True, completions=("3", "4"))
+    else:
+        put_pictures(reader, Path(samples))
+    return words
+
+
 @rule("rewards", "compare")
 def _compare(reader: Reader, words: list[str], example: Example) -> list[str]:
     told = given(["rewards", "compare"], words)

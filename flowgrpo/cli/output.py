@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from rich.console import Console
@@ -93,3 +94,15 @@ def refuse_idle(given: Mapping[str, object], where: str) -> None:
     """
     for name in (name for name, value in given.items() if value):
         raise ValueError(f"{name} has no effect {where}; leave {name} out")
+
+
+def summary_lines(found: Mapping[str, tuple[float, float, int]], noun: str) -> Iterator[str]:
+    """A line for each reward: its mean, its standard error over prompts, and the number of samples.
+
+    Args:
+        found: reward -> these three.
+        noun: what a sample is called.
+    """
+    for name, (mean, error, count) in found.items():
+        spread = f"{error:.4f}" if math.isfinite(error) else "–"
+        yield f"{name}: {mean:.4f} ± {spread} ({count} {noun}{'s' * (count != 1)})"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .output import console, output_file, output_folder, refuse_without, say
+from .output import console, output_file, output_folder, refuse_without, say, summary_lines
 
 if TYPE_CHECKING:
     from ..kit.findings import Report
@@ -214,6 +214,43 @@ def compare_rewards_command(
 
         json.parent.mkdir(parents=True, exist_ok=True)
         write_text(json, written)
+
+
+@rewards_app.command("score")
+def score_command(
+    rewards: Annotated[list[str], typer.Argument(help="Rewards, as in a recipe; one or more.", metavar="A [B]...")],
+    samples: Annotated[
+        Path,
+        typer.Option(
+            help="A run folder, a folder of `sample` or `evaluate --out`, a folder of pictures, or a list: a prompt "
+            "file with a column completion or file_name."
+        ),
+    ],
+    metadata: Annotated[Path | None, typer.Option(help="The list of a folder of pictures, if it is elsewhere.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="New .jsonl file with a line for each sample: its list's line, and its scores.")
+    ] = None,
+) -> None:
+    """Score pictures, videos or completions that exist already, also of other programs."""
+    from ..kit.entries import parse_reward
+    from ..kit.given_samples import given_samples, score_samples
+
+    output_file(out, ".jsonl")
+    if out is not None and out.exists():
+        raise ValueError(f"{out} exists; name another file with --out")
+    if metadata is not None and not samples.is_dir():
+        raise ValueError("--metadata belongs to a folder of pictures; a list is named with --samples")
+    given = given_samples(samples, metadata)
+    _quiet()
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    found = score_samples([parse_reward(word) for word in rewards], given, out, say)
+    noun = "completion" if isinstance(given[0].made, str) else "picture"
+    for kind, summary in found.items():
+        for line in summary_lines(summary, noun):
+            say(f"{kind}{line}")
+    if out is not None:
+        say(f"written to {out}")
 
 
 def _optimise(spec: RewardSpec, report: Report, iterations: int, out: Path | None, json: Path | None) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .export import CheckpointOption
-from .output import output_folder, say
+from .output import output_folder, say, summary_lines
 from .plan import split
 from .trusting import TrustOption, trust_run
 
@@ -292,8 +292,7 @@ def evaluate(
     recipe = evaluation_recipe(model, source, overrides)
     noun = "image" if recipe.task == "images" else "completion"
     found = evaluate_model(model, recipe, split=on, out=out, base=base, checkpoint=checkpoint, say=say)
-    for name, (mean, error, count) in found.items():
-        spread = f"{error:.4f}" if math.isfinite(error) else "–"
-        say(f"{name}: {mean:.4f} ± {spread} ({count} {noun}{'s' * (count != 1)})")
+    for line in summary_lines(found, noun):
+        say(line)
     if out is not None:
         say(f"written to {out / 'index.jsonl'}")

@@ -248,7 +248,7 @@ def evaluate_model(
     if kept is not None:
         numbers = sorted(range(len(order)), key=order.__getitem__)
         kept.scored(numbers, sample_records(rows, experience, scores, numbers), experience.samples)
-    return _summaries(scores.taken(order), torch.tensor(chosen(owners, order)))
+    return summaries(scores.taken(order), torch.tensor(chosen(owners, order)))
 
 
 def _evaluated(
@@ -311,7 +311,8 @@ def progress(total: int, say: Say) -> Callable[[int], None]:
     return seen
 
 
-def _summaries(scores: RewardBatch, owners: torch.Tensor) -> dict[str, tuple[float, float, int]]:
+def summaries(scores: RewardBatch, owners: torch.Tensor) -> dict[str, tuple[float, float, int]]:
+    """Mean, standard error over prompts, and count of each reward, by the prompt [L] of each of L samples."""
     means, errors = reward_means(scores.values), standard_errors(scores.values, owners)
     counts = (~scores.values.isnan()).sum(0)
     return {

@@ -13,12 +13,12 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from ..rewards.pixels import load_frames, load_picture
-from ..training.data import read_prompts
+from ..training.data import PromptRow, read_prompts
 from .material import Material, groups_of
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 METADATA = ("metadata.jsonl", "metadata.csv", "index.jsonl")
-_FILE_KEYS = ("file_name", "file", "image", "path")
+FILE_KEYS = ("file_name", "file", "image", "path")
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def materials(pictures: list[LabelledPicture], most: int = 64) -> Iterator[Mater
             part = [same[row] for row in rows[start:end]]
             names = dict.fromkeys(name for picture in part for name in picture.columns)
             yield Material(
-                torch.stack([_load(picture) for picture in part]),
+                torch.stack([load(picture) for picture in part]),
                 [picture.prompt for picture in part],
                 {name: [picture.columns.get(name) for picture in part] for name in names},
                 [ids[row] for row in rows[start:end]],
@@ -110,26 +110,40 @@ def materials(pictures: list[LabelledPicture], most: int = 64) -> Iterator[Mater
 
 
 def _listed(metadata: Path) -> list[LabelledPicture]:
-    pictures = []
-    for row in read_prompts(str(metadata)):
-        key = next((key for key in _FILE_KEYS if isinstance(row.columns.get(key), str)), None)
-        if key is None:
-            raise ValueError(
-                f"{metadata}: prompt {row.id + 1} names no file; give a column `file_name` (it has "
-                f"{', '.join(['prompt', *row.columns])})"
-            )
-        path = metadata.parent / row.columns[key]
-        if not path.is_file():
-            raise ValueError(f"{metadata}: prompt {row.id + 1}: there is no file {path}")
-        # The index of a run keeps the columns of the prompt file under one key.
-        inner = row.columns.get("columns")
-        columns = inner if isinstance(inner, dict) else {k: v for k, v in row.columns.items() if k != key}
-        frames = row.columns.get("frames") if inner is columns else None
-        pictures.append(picture_of(path, row.text, columns, frames if isinstance(frames, int) and frames > 1 else 1))
-    return pictures
+    return [listed_picture(metadata, row) for row in read_prompts(str(metadata))]
 
 
-def _load(picture: LabelledPicture) -> Tensor:
+def listed_picture(metadata: Path, row: PromptRow) -> LabelledPicture:
+    """The picture that a row of a prompt file names.
+
+    Raises:
+        ValueError: the row names no file, there is no such file, or it is no picture.
+    """
+    key = next((key for key in FILE_KEYS if isinstance(row.columns.get(key), str)), None)
+    if key is None:
+        raise ValueError(
+            f"{metadata}: prompt {row.id + 1} names no file; give a column `file_name` (it has "
+            f"{', '.join(['prompt', *row.columns])})"
+        )
+    path = metadata.parent / row.columns[key]
+    if not path.is_file():
+        raise ValueError(f"{metadata}: prompt {row.id + 1}: there is no file {path}")
+    columns = inner_columns(row, key)
+    frames = row.columns.get("frames") if isinstance(row.columns.get("columns"), dict) else None
+    return picture_of(path, row.text, columns, frames if isinstance(frames, int) and frames > 1 else 1)
+
+
+def inner_columns(row: PromptRow, sample: str) -> dict[str, Any]:
+    """The columns of a row that rewards get, without the column `sample`.
+
+    The index of a run keeps the columns of the prompt file under one key.
+    """
+    inner = row.columns.get("columns")
+    return dict(inner) if isinstance(inner, dict) else {k: v for k, v in row.columns.items() if k != sample}
+
+
+def load(picture: LabelledPicture) -> Tensor:
+    """The picture [3, H, W], or the video [F, 3, H, W], in [0, 1]."""
     return load_picture(picture.path) if picture.frames == 1 else load_frames(picture.path, picture.frames)
 
 

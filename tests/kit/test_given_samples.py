@@ -1,0 +1,170 @@
+"""`flowgrpo rewards score`: samples that exist already get the scores that a run would have given them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flowgrpo.bench.measures import Silent
+from flowgrpo.configs.load import dump_recipe, load_recipe
+from flowgrpo.kit import given_samples as module
+from flowgrpo.kit.given_samples import given_samples, score_samples
+from flowgrpo.rewards.base import RewardError, RewardSpec
+from flowgrpo.training.folder.run_folder import RunFolder, save_image
+from flowgrpo.training.session import Session
+from tests.kit.test_folder import paint
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def listed(path: Path, *records: dict[str, Any]) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+@pytest.fixture
+def text_run(random_language_folder: Path, tmp_path: Path) -> Path:
+    """A run of two iterations with two evaluations, scored by digits."""
+    words = [f"model.path={random_language_folder}", "rollout={prompts: 2, group: 4, batch: 8}", "data.heldout=null"]
+    words += ["run={iterations: 2, sample_every: 1}", "rewards=[{name: digit_share}]", "generation.max_tokens=6"]
+    recipe = load_recipe("text", words)
+    folder = RunFolder.create(tmp_path / "run", dump_recipe(recipe))
+    Session(recipe, folder).trainer(Silent()).train()
+    return folder.path
+
+
+@pytest.mark.slow
+def test_samples_of_a_run_get_their_scores_again_and_further_ones(text_run: Path, tmp_path: Path) -> None:
+    before = lines_of(text_run / "samples" / "index.jsonl")
+    given, out = given_samples(text_run), tmp_path / "scores.jsonl"
+    said: list[str] = []
+    found = score_samples([RewardSpec("digit_share"), RewardSpec("answer")], given, out, said.append)
+    after = lines_of(out)
+    assert len(after) == len(before) == 16
+    for old, new in zip(before, sorted(after, key=after.index)):
+        assert new["rewards"].keys() == {"digit_share", "answer"}
+        assert new["notes"]["answer"].startswith("answer: ")
+        assert {k: v for k, v in new.items() if k not in ("rewards", "sub_scores", "notes")} == {
+            k: v for k, v in old.items() if k not in ("rewards", "sub_scores", "notes")
+        }
+    assert [one["rewards"]["digit_share"] for one in after] == [one["rewards"]["digit_share"] for one in before]
+    assert list(found) == ["train, after 0 iterations: ", "train, after 1 iterations: "]
+    first = torch.tensor([one["rewards"]["digit_share"] for one in before[:8]])
+    mean, error, count = found["train, after 0 iterations: "]["digit_share"]
+    assert (mean, count) == (pytest.approx(float(first.mean())), 8)
+    # Two prompts with four completions each.
+    apart = first.view(2, 4).mean(1)
+    assert error == pytest.approx(float(apart.std()) / 2**0.5)
+    assert said[-1].startswith("16 of 16 samples")
+
+
+def test_pictures_of_a_folder_are_scored_by_their_names(tmp_path: Path) -> None:
+    for k, colour in enumerate(("red", "blue", "red")):
+        paint(tmp_path / "shown" / f"a_{colour}_thing-{k}.png", colour, size=(8 + k, 4))
+    out = tmp_path / "scores.jsonl"
+    found = score_samples([RewardSpec("jpeg_compressibility")], given_samples(tmp_path / "shown"), out)
+    assert list(found) == [""]
+    assert found[""]["jpeg_compressibility"][2] == 3
+    after = lines_of(out)
+    assert [one["prompt"] for one in after] == ["a blue thing", "a red thing", "a red thing"]
+    assert all(Path(one["image"]).is_file() and one["rewards"]["jpeg_compressibility"] < 0 for one in after)
+
+
+def test_a_video_is_scored_as_a_video(tmp_path: Path) -> None:
+    video = torch.rand(3, 3, 4, 8, generator=torch.Generator().manual_seed(0)).mul(255).round() / 255
+    save_image(tmp_path / "v.png", video)
+    listed(tmp_path / "index.jsonl", {"image": "v.png", "prompt": "p", "frames": 3, "columns": {"image": "other.png"}})
+    (tmp_path / "reward.py").write_text(
+        "def spread(images, prompts, image):\n"
+        "    assert image == ['other.png'] and images.shape == (1, 3, 3, 4, 8)\n"
+        "    return images.std(1).mean(dim=(1, 2, 3))\n"
+        "spread.video = True\n"
+    )
+    (given,) = given_samples(tmp_path)
+    assert given.columns == {"image": "other.png"}
+    found = score_samples([RewardSpec(f"{tmp_path / 'reward.py'}:spread")], [given])
+    assert found[""]["spread"][0] == pytest.approx(float(video.std(0).mean()), abs=1e-6)
+
+
+def test_completions_of_another_program_are_scored_with_their_columns(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": "1+2=", "completion": "3", "answer": "3", "model": "a"},
+        {"prompt": "1+2=", "completion": "4", "answer": "3", "model": "a"},
+        {"prompt": "2+2=", "completion": "4", "answer": "4", "model": "a"},
+    ]
+    given = given_samples(listed(tmp_path / "answers.jsonl", *rows))
+    assert [one.columns for one in given] == [{"answer": row["answer"], "model": "a"} for row in rows]
+    found = score_samples([RewardSpec("answer")], given, tmp_path / "scores.jsonl")
+    assert found[""]["answer"][0] == pytest.approx(2 / 3)
+    after = lines_of(tmp_path / "scores.jsonl")
+    assert [one["rewards"]["answer"] for one in after] == [1.0, 0.0, 1.0]
+    assert [{k: one[k] for k in rows[0]} for one in after] == rows
+
+
+def test_groups_are_scored_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each prompt's completions are compared with each other, whatever else is scored in the same call."""
+    monkeypatch.setattr(module, "BATCH", 4)
+    texts = ["7", "7", "8", "7", "8", "8", "7", "1", "1"]
+    prompts = ["a", "b", "b", "a", "a", "b", "c", "c", "c"]
+    rows = [{"prompt": p, "completion": t} for p, t in zip(prompts, texts)]
+    given = given_samples(listed(tmp_path / "answers.jsonl", *rows))
+    found = score_samples([RewardSpec("majority")], given, tmp_path / "scores.jsonl")
+    after = {
+        (one["prompt"], one["completion"]): one["rewards"]["majority"] for one in lines_of(tmp_path / "scores.jsonl")
+    }
+    winners = {("a", "7"), ("b", "8"), ("c", "1")}
+    assert {key for key, score in after.items() if score == 1} == winners
+    assert found[""]["majority"][0] == pytest.approx(6 / 9)
+
+
+def test_what_was_scored_before_a_failure_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BATCH", 2)
+    (tmp_path / "reward.py").write_text(
+        "def picky(completions, prompts):\n"
+        "    if 'bad' in completions:\n"
+        "        raise RuntimeError('no such words')\n"
+        "    return [1.0] * len(completions)\n"
+    )
+    rows = [{"prompt": f"p{k}", "completion": "bad" if k == 4 else "good"} for k in range(6)]
+    given, said = given_samples(listed(tmp_path / "answers.jsonl", *rows)), list[str]()
+    out = tmp_path / "scores.jsonl"
+    with pytest.raises(RewardError, match=r"sample 4 \(prompt 'p4'\).*no such words"):
+        score_samples([RewardSpec(f"{tmp_path / 'reward.py'}:picky")], given, out, said.append)
+    assert len(lines_of(out)) == 4
+    assert said[-1] == f"4 of 6 samples are scored in {out}"
+
+
+def test_the_command(tmp_path: Path, command: Any) -> None:
+    listed(tmp_path / "answers.jsonl", {"prompt": "1+2=", "completion": "3", "answer": "3"})
+    words = ("rewards", "score", "answer", "digit_share", "--samples", "answers.jsonl", "--out", "scores.jsonl")
+    status, output, errors = command(*words)
+    assert (status, errors) == (0, "")
+    assert output.splitlines()[-3:] == [
+        "answer: 1.0000 ± – (1 completion)", "digit_share: 1.0000 ± – (1 completion)", "written to scores.jsonl",
+    ]  # fmt: skip
+    status, _, errors = command(*words)
+    assert (status, errors) == (1, "error: scores.jsonl exists; name another file with --out\n")
+
+
+@pytest.mark.parametrize(
+    ("rows", "reward", "said"),
+    [
+        ([{"prompt": "p", "text": "x"}], "answer", "has neither a text in a column `completion` nor a picture"),
+        ([{"prompt": "p", "completion": "x"}], "answer", "takes `answer`, which the prompts do not have"),
+        ([{"prompt": "p", "completion": "x"}], "gold", "reward 'gold' scores `images`"),
+        ([{"prompt": "p", "file_name": "no.png"}], "gold", "there is no file"),
+        (
+            [{"prompt": "p", "completion": "x"}, {"prompt": "p", "file_name": "x.png"}], "gold",
+            "has pictures and completions; put them into two lists",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_scored_is_refused(rows: list[dict[str, Any]], reward: str, said: str, tmp_path: Path) -> None:
+    paint(tmp_path / "x.png", "red")
+    source = listed(tmp_path / "given.jsonl", *rows)
+    with pytest.raises(ValueError, match=said):
+        score_samples([RewardSpec(reward)], given_samples(source))
