@@ -7,6 +7,9 @@ For each type, three prompts of different lengths get three completions each. Th
 were sampled, are compared with their scores: with each prompt encoded once, and with prompt and completion as one
 sequence. The gradients of both scores are compared, too, and one completion is sampled again alone. A type passes if
 the log-probs agree within 1e-4, the gradients within 1e-3 of their largest entry, and the completion alone is the same.
+
+A LoRA of random numbers is then put on the model. It passes if the log-probs are the same within 1e-4 after it was
+saved and loaded into another instance, and after it was added into the weights.
 """
 
 from __future__ import annotations
@@ -28,11 +31,11 @@ from flowgrpo.bench.random_language_model import random_language_model
 from flowgrpo.text.model import LanguageModel
 from flowgrpo.text.sampling import completion_keys, sample_completions
 from flowgrpo.text.scoring import completion_statistics
-from tests.text.test_families import KEYS, STATES, VOCABULARY
+from tests.text.test_families import KEYS, STATES, VOCABULARY, WITHIN, with_lora
 
 LARGEST = 100_000_000
 """Number of weights from which on a type is left out: some keys of its configuration keep it large."""
-WITHIN, GRADIENTS_WITHIN = 1e-4, 1e-3
+GRADIENTS_WITHIN = 1e-3
 SMALL: dict[str, Any] = {
     **dict.fromkeys(("hidden_size", "d_model", "n_embd", "embedding_size", "word_embed_proj_dim"), 64),
     **dict.fromkeys(("intermediate_size", "ffn_dim", "decoder_ffn_dim", "encoder_ffn_dim"), 64),
@@ -79,13 +82,14 @@ OWN: dict[str, dict[str, Any]] = {
 
 def main(names: list[str]) -> None:
     """Print a line for each type, and how many pass."""
-    passed = []
+    passed, adapted = [], []
     kinds = names or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
     for kind in kinds:
         try:
             with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
                 warnings.simplefilter("ignore")
-                found, states = compared(kind)
+                found, states, model = compared(kind)
+                lora = with_lora(model)
         except Exception as error:  # any model's own code may fail in any way
             print(f"{kind:<26} {type(error).__name__}: {' '.join(str(error).split())[:150]}", flush=True)
             continue
@@ -93,12 +97,16 @@ def main(names: list[str]) -> None:
         good = off < WITHIN and found["gradients"] < GRADIENTS_WITHIN and found["alone"] == 1
         passed += [kind] if good else []
         words = "  ".join(f"{name} {value:.1e}" for name, value in found.items())
-        print(f"{kind:<26} {'passes' if good else 'FAILS '}  {words}{'  states' if states else ''}", flush=True)
+        told = f"{lora:.1e}" if isinstance(lora, float) else lora
+        adapted += [kind] if good and isinstance(lora, float) and lora < WITHIN else []
+        line = f"{kind:<26} {'passes' if good else 'FAILS '}  {words}{'  states' if states else ''}  lora {told}"
+        print(line, flush=True)
+    print(f"with a LoRA, {len(adapted)} pass; without one, {', '.join(sorted({*passed} - {*adapted})) or 'none'}")
     print(f"{len(passed)} of {len(kinds)} pass with transformers {transformers.__version__}: {', '.join(passed)}")
 
 
-def compared(kind: str) -> tuple[dict[str, float], bool]:
-    """The differences of a type, and whether it keeps states."""
+def compared(kind: str) -> tuple[dict[str, float], bool, LanguageModel]:
+    """The differences of a type, whether it keeps states, and its model."""
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
         configuration(kind).save_pretrained(folder)
@@ -128,7 +136,7 @@ def compared(kind: str) -> tuple[dict[str, float], bool]:
     found["gradients"] = max(float((plain[n] - other[n]).abs().max()) for n in plain) / largest
     alone = sample_completions(model, prompts[2:], [0], keys[6:7], max_tokens=12)
     found["alone"] = float(alone.ids == made.ids[6:7])
-    return found, model.keeps_states
+    return found, model.keeps_states, model
 
 
 def configuration(kind: str) -> Any:

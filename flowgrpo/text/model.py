@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from jinja2 import TemplateError
+from peft import LoraConfig
 from torch import Tensor, nn
 
 from ..weights.lora import LoraSpec
-from ..weights.merging import merged_weight
+from ..weights.merging import merged_weight, refuse_shared
 from ..weights.pipeline_folders import from_hub
 from ..weights.saving import ADAPTER_FILE, PEFT_PREFIX, put_adapter, save_adapter
 from ..weights.trained import ADAPTER, TrainedWeights
@@ -239,7 +240,11 @@ def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
     Args:
         model: a model of transformers, with or without LoRA.
+
+    Raises:
+        ValueError: as in `refuse_shared`.
     """
+    refuse_shared(model)
     for name, parameter in model.named_parameters():
         owner, adapted, rest = name.partition(".base_layer.")
         if ".lora_" in name:
@@ -280,22 +285,59 @@ def linear_layers(model: Any) -> tuple[str, ...]:
     """Full names of the linear layers that a LoRA on text adapts: all but the output layer.
 
     A model that also reads images or sounds has layers for them, such as a vision tower. Text does not pass through
-    these layers, so they have no adapter. Layers that a fused kernel passes by have none either, see `FUSED`.
+    these layers, so they have no adapter. Some other layers have none either: layers whose weights are read from
+    outside, layers that give more than a product, such as routers of experts, and layers of a mixture of experts whose
+    adapters peft would put on all experts.
 
     Raises:
         ValueError: there are none.
     """
     head, several = model.get_output_embeddings(), model.config.get_text_config() is not model.config
     reached = set((model.get_decoder() if several else model).modules())
-    passed = "out_proj" if model.config.model_type in FUSED else None
+    passed = _read_from_outside(model)
     found = tuple(
         name
         for name, part in model.named_modules()
-        if isinstance(part, nn.Linear) and part is not head and part in reached and name.rpartition(".")[2] != passed
+        if isinstance(part, nn.Linear)
+        and _is_a_product(part)
+        and part is not head
+        and part in reached
+        and part not in passed
     )
     if not found:
         raise ValueError(
             f"{type(model).__name__} has no layers of the class Linear for a LoRA (GPT-2 has Conv1D); write "
             "model.train: full"
         )
+    return _not_moved(model, found)
+
+
+def _is_a_product(layer: nn.Linear) -> bool:
+    """Whether a layer gives a tensor of its size: a router of experts may give scores and choices."""
+    if type(layer).forward is nn.Linear.forward:
+        return True
+    with torch.no_grad():
+        found = layer(layer.weight.new_zeros(1, layer.in_features))
+    return isinstance(found, Tensor) and found.shape == (1, layer.out_features)
+
+
+def _read_from_outside(model: nn.Module) -> set[nn.Module]:
+    """Linear layers of recurrent mixers that are not called, because the scan takes their weights."""
+    found: set[nn.Module] = set()
+    for part in model.modules():
+        if hasattr(part, "A_log") and hasattr(part, "dt_proj"):
+            found.add(part.dt_proj)
+        if hasattr(part, "A_log") and hasattr(part, "out_proj") and model.config.model_type in FUSED:  # type: ignore[union-attr]
+            found.add(part.out_proj)
     return found
+
+
+def _not_moved(model: nn.Module, names: tuple[str, ...]) -> tuple[str, ...]:
+    """The names without those that peft takes for the names of experts, as they were before experts were stacked."""
+    try:
+        from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+    except ImportError:  # older versions of peft move nothing
+        return names
+    config = LoraConfig(target_modules=list(names))
+    convert_peft_config_for_transformers(config, model, None)
+    return tuple(name for name in names if name in config.target_modules)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor, nn
 
 __all__ = ["adapter_state", "set_adapter_state"]
@@ -21,8 +22,20 @@ def adapter_state(module: nn.Module, adapter: str) -> dict[str, Tensor]:
     return found
 
 
+@torch.no_grad()
 def set_adapter_state(module: nn.Module, adapter: str, state: Mapping[str, Tensor]) -> None:
-    """Copy tensors, named as by `adapter_state`, into an adapter."""
-    from peft import set_peft_model_state_dict
+    """Copy tensors, named as by `adapter_state`, into an adapter.
 
-    set_peft_model_state_dict(module, dict(state), adapter_name=adapter)
+    peft's own function takes the names for names in files of transformers. It renames them as it renames the weights of
+    some models, and leaves out without a word what it does not find afterwards.
+
+    Raises:
+        KeyError: the adapter has no such tensor.
+    """
+    own = {
+        name.replace(f".{adapter}", ""): parameter
+        for name, parameter in module.named_parameters()
+        if ".lora_" in name and f".{adapter}" in name
+    }
+    for name, tensor in state.items():
+        own[name].copy_(tensor)

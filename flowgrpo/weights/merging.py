@@ -25,8 +25,30 @@ def merged_weight(layer: Any) -> Tensor:
     return total.to(weight.dtype)
 
 
+def refuse_shared(module: nn.Module) -> None:
+    """Refuse a module in which two adapted layers have one weight, to which their adapters cannot both be added.
+
+    Raises:
+        ValueError: there are two layers of this kind, as in Zamba2.
+    """
+    known: dict[int, str] = {}
+    for name, layer in module.named_modules():
+        if isinstance(layer, BaseTunerLayer):
+            other = known.setdefault(id(layer.get_base_layer().weight), name)
+            if other != name:
+                raise ValueError(
+                    f"{other} and {name} share their weights, and each has a LoRA of its own, so the LoRAs cannot be "
+                    "added into the weights; use the LoRA as it is, or name other layers with model.lora.targets"
+                )
+
+
 def merge_adapters(module: Any) -> None:
-    """Add the active adapters of a module into its weights, and take all adapters out of it."""
+    """Add the active adapters of a module into its weights, and take all adapters out of it.
+
+    Raises:
+        ValueError: as in `refuse_shared`.
+    """
+    refuse_shared(module)
     for name, layer in list(module.named_modules()):
         if isinstance(layer, BaseTunerLayer):
             base: Any = layer.get_base_layer()

@@ -4,6 +4,8 @@ The models are tiny and have random weights. A family is left out where transfor
 keeps states also where its cache is older than the layers with states.
 """
 
+import copy
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,13 +20,15 @@ from flowgrpo.bench.random_language_model import random_language_model
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.configs.schema import TextRecipe
 from flowgrpo.estimate.language import estimate_text
-from flowgrpo.text.model import LanguageModel, LanguageWeights
+from flowgrpo.text.model import LanguageModel, LanguageWeights, linear_layers, merged_weights
 from flowgrpo.text.sampling import Sampled, completion_keys, sample_completions
 from flowgrpo.text.scoring import completion_statistics
 from flowgrpo.training.session import lora_spec
+from flowgrpo.weights.trained import LoraSpec
 from tests.allocation import most_bytes
 
 VOCABULARY = 120
+WITHIN = 1e-4
 SIZES = {
     "vocab_size": VOCABULARY, "hidden_size": 64, "num_hidden_layers": 4, "pad_token_id": 1, "bos_token_id": 0,
     "eos_token_id": 0,
@@ -45,6 +49,13 @@ KEYS: dict[str, dict[str, Any]] = {
         "v_head_dim": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
     },
 }  # fmt: skip
+MOE = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64, "num_experts_per_tok": 2}
+KEYS |= {
+    "glm4_moe": {**HEADS, **MOE, "moe_intermediate_size": 32, "n_routed_experts": 4, "first_k_dense_replace": 1},
+    # Its layers have other names in its files, and peft renames those of an adapter, too.
+    "laguna": {**HEADS, **MOE, "num_experts": 4, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32},
+    "phimoe": {**SIZES, **MOE, "num_local_experts": 4},
+}
 STATES: dict[str, dict[str, Any]] = {
     "qwen3_5_text": {**HEADS, **DELTA},
     "qwen3_next": {**HEADS, **DELTA, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
@@ -104,7 +115,7 @@ def test_completions_are_scored_as_they_were_sampled(model: LanguageModel, share
     prompts, found = sampled(model)
     scored = completion_statistics(model, prompts, found.ids, OWNER, shared_prefix=shared)
     for row, (ids, wanted) in enumerate(zip(found.ids, found.log_probs)):
-        assert torch.allclose(scored.log_probs[row, : len(ids)], torch.tensor(wanted), atol=1e-4)
+        assert torch.allclose(scored.log_probs[row, : len(ids)], torch.tensor(wanted), atol=WITHIN)
     assert float(scored.log_probs.detach().std()) > 0.3
     scored.log_probs.sum().backward()
     named = dict(model.model.named_parameters())
@@ -117,6 +128,72 @@ def test_a_completion_is_the_same_alone(model: LanguageModel) -> None:
     prompts, found = sampled(model)
     key = completion_keys([1, 2, 3], 3)[6:7]
     assert sample_completions(model, prompts[2:], [0], key, max_tokens=TOKENS).ids == found.ids[6:7]
+
+
+def with_lora(model: LanguageModel) -> float | str:
+    """Largest difference of a log-prob between a LoRA as it was trained, and loaded or merged; or why there is none."""
+    plain, loaded = copy.deepcopy(model), copy.deepcopy(model)
+    spec = LoraSpec(rank=4, alpha=8)
+    try:
+        weights = LanguageWeights.adapter(model, spec, seed=0)
+        dice = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for parameter in weights.parameters():
+                parameter.copy_(0.2 * torch.randn(parameter.shape, generator=dice))
+        before, wanted = scores(plain), scores(model)
+        assert float((before - wanted).abs().max()) > 100 * WITHIN, "the LoRA does nothing"
+        with tempfile.TemporaryDirectory() as folder:
+            weights.save(Path(folder) / "lora")
+            LanguageWeights.adapter(loaded, spec, seed=1).load_lora(Path(folder) / "lora")
+        found = float((scores(loaded) - wanted).abs().max())
+        weights.merge()
+    except ValueError as error:
+        return str(error)
+    return max(found, float((scores(model) - wanted).abs().max()))
+
+
+@torch.no_grad()
+def scores(model: LanguageModel) -> torch.Tensor:
+    """Log-probs of three completions."""
+    completions = [[5, 6, 9], [7, 8, 10], [9, 9, 6]]
+    return completion_statistics(model, [[5, 6, 7, 8], [9, 4, 3, 11]], completions, [0, 0, 1]).log_probs
+
+
+def test_a_lora_is_loaded_and_merged_as_it_was_trained(model: LanguageModel) -> None:
+    found = with_lora(model)
+    assert isinstance(found, float)
+    assert found < WITHIN
+
+
+@pytest.mark.parametrize(
+    ("name", "without"),
+    [
+        ("glm4_moe", {"gate_up_proj"}),
+        ("phimoe", {"router"}),
+        ("mamba", {"dt_proj", "out_proj"}),
+        ("falcon_h1", {"out_proj"}),
+        ("jamba", {"dt_proj"}),
+    ],
+)
+def test_some_layers_have_no_lora(name: str, without: set[str], tmp_path: Path) -> None:
+    model = random_language_model(str(folder_of(name, tmp_path)), torch.float32, torch.device("cpu")).model
+    ends = {layer.rpartition(".")[2] for layer in linear_layers(model)}
+    assert ends
+    assert not ends & without
+    assert any("attn" in layer or "mixer" in layer or "mamba" in layer for layer in linear_layers(model))
+
+
+def test_loras_of_layers_that_share_their_weights_are_not_merged(tmp_path: Path) -> None:
+    """As in Zamba2, which has one block at several places."""
+    model = random_language_model(str(folder_of("llama", tmp_path)), torch.float32, torch.device("cpu"))
+    layers = model.model.model.layers
+    layers[2].mlp.up_proj.weight = layers[1].mlp.up_proj.weight
+    weights = LanguageWeights.adapter(model, LoraSpec(rank=2, alpha=2), seed=0)
+    said = r"model.layers.1.mlp.up_proj and model.layers.2.mlp.up_proj share their weights"
+    with pytest.raises(ValueError, match=said):
+        dict(merged_weights(model.model))
+    with pytest.raises(ValueError, match=said):
+        weights.merge()
 
 
 @pytest.mark.parametrize("name", ["qwen3_5_text", "falcon_h1", "mamba2"])
