@@ -43,7 +43,9 @@ def sample(
         str | None,
         typer.Option(help="`images`, `text` or `masked`; by default the model's own task, for a hub id `images`."),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for images, or for the index.jsonl of texts.")] = Path("samples"),
+    out: Annotated[
+        Path, typer.Option(help="Folder for images, and for index.jsonl, which lists the images or texts.")
+    ] = Path("samples"),
     seed: Annotated[
         int,
         typer.Option(

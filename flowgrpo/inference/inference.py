@@ -28,7 +28,7 @@ from ..training.reporting.clock import Clock
 from ..training.reporting.records import reward_means, sample_records, standard_errors
 from ..training.tasks import FlowTask
 from .animations import Animation
-from .kept_samples import KeptSamples
+from .kept_samples import KeptSamples, SampledImages
 from .opening import ImageModel, check_not_run, check_sizes, image_recipe, is_run, open_images
 from .text_inference import how_text, iterations_done, task_of, text_task
 
@@ -76,7 +76,7 @@ def sample_images(
     rows: Sequence[PromptRow] = (),
     say: Say = silent,
 ) -> list[Path]:
-    """Sample and write PNG files; existing files are not overwritten.
+    """Sample and write PNG files, and `index.jsonl` with a line for each; existing files are not overwritten.
 
     Images are made as in the evaluations of a run: with the run's dtype, steps, batch size and arguments of the call.
     With the `noise` of an image that an evaluation made of a held-out prompt, this image is reproduced to the last bit.
@@ -99,8 +99,8 @@ def sample_images(
         say: called with lines that say what is done, and with the path of each file as it is written.
 
     Raises:
-        ValueError: a file with the name of an image exists, the folder is a run folder, `noise` is given with several
-            images of a prompt, or there is an `animation` and the model makes images.
+        ValueError: a file with the name of an image exists, the folder is a run folder or lists other samples, `noise`
+            is given with several images of a prompt, or there is an `animation` and the model makes images.
     """
     if noise is not None and count != 1:
         raise ValueError(f"--noise belongs to one image, but --count is {count}; leave one of them out")
@@ -110,6 +110,7 @@ def sample_images(
         if path.exists():
             raise ValueError(f"{path} exists; name another folder with --out")
     check_not_run(out, "sampled")
+    listed = SampledImages(out, 0 if base else iterations_done(model, checkpoint))
     moving = None if animation is None else Animation(animation, paths, fps)
     recipe = image_recipe(model, overrides)
     check_sizes(model, recipe, rows, base, checkpoint)
@@ -130,6 +131,9 @@ def sample_images(
     for place, image in evaluator.each_image(texts, keys, sizes):
         if place in wanted:
             save_image(wanted[place], image)
+            number, k = divmod(places.index(place), count)
+            columns = rows[number].columns if rows else {}
+            listed.add(wanted[place], image, str(prompts[number]), first + k, keys[place], columns)
             say(str(wanted[place]))
             if moving is not None:
                 shown[place] = image

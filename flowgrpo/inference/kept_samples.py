@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..rewards.runner import RewardBatch
 from ..training.data import PromptRow
@@ -80,8 +81,64 @@ class KeptSamples:
         return f"eval-{number:04d}.png"
 
     def _line(self, number: int, record: Mapping[str, Any], sample: Any) -> str:
-        shown = {"completion": sample} if isinstance(sample, str) else {"image": self._named(number)}
+        shown = {"completion": sample} if isinstance(sample, str) else picture_fields(self._named(number), sample)
         return json.dumps({**self._head, **record, **shown}, allow_nan=False) + "\n"
+
+
+class SampledImages:
+    """The `index.jsonl` of a folder of sampled images: a line for each image, with its prompt.
+
+    Several commands may sample into one folder, so the file may be there already.
+
+    Args:
+        out: the folder, which may not exist yet.
+        iteration: number of iterations that trained the model.
+
+    Raises:
+        ValueError: the file lists something else.
+    """
+
+    def __init__(self, out: Path, iteration: int) -> None:
+        self.index, self.iteration = out / "index.jsonl", iteration
+        if self.index.is_file() and not _lists_samples(self.index):
+            raise ValueError(f"{self.index} lists other samples than those of `sample`; name another folder with --out")
+
+    def add(self, path: Path, image: Tensor, prompt: str, seed: int, noise: int, columns: Mapping[str, Any]) -> None:
+        """List an image that is written.
+
+        Args:
+            path: its file, in the folder.
+            image: [3, H, W], or a video [F, 3, H, W].
+            prompt: its prompt.
+            seed: its seed, as on the command line.
+            noise: seed of the generator of its initial noise.
+            columns: further columns of the prompt file.
+        """
+        line = {
+            "phase": PHASE, "iteration": self.iteration, "prompt": prompt, "seed": seed, "noise": noise,
+            "columns": dict(columns), **picture_fields(path.name, image),
+        }  # fmt: skip
+        with writing(self.index), self.index.open("a", encoding="utf-8") as handle:
+            handle.write(json.dumps(line, allow_nan=False) + "\n")
+
+
+def _lists_samples(index: Path) -> bool:
+    with index.open(encoding="utf-8") as lines:
+        first = lines.readline()
+    try:
+        line = json.loads(first or "{}")
+    except ValueError:
+        return False
+    return not first or (isinstance(line, dict) and line.get("phase") == PHASE)
+
+
+PHASE = "sample"
+"""What the index says of samples that no evaluation made."""
+
+
+def picture_fields(name: str, image: Tensor) -> dict[str, Any]:
+    """The fields that name a picture, or a video whose frames stand side by side in the file."""
+    return {"image": name, **({"frames": len(image)} if image.ndim == 4 else {})}
 
 
 def new_index(out: Path, better: str) -> Path:

@@ -27,7 +27,7 @@ from ..training.session import lora_spec
 from ..training.text.text_policy import Completions, TextPolicy
 from ..training.text.text_task import TextTask
 from .checkpoints import find_checkpoint, hint_of, iterations_of, load_checkpoint
-from .kept_samples import KeptSamples, new_index
+from .kept_samples import PHASE, KeptSamples, new_index
 from .opening import is_run, recipe_of_run, refuse_other_path, run_config
 
 WordsRecipe = TextRecipe | MaskedRecipe
@@ -214,7 +214,7 @@ def sample_texts(
     recipe = recipe_of(model, overrides)
     heat = recipe.generation.temperature if temperature is None else temperature
     task = text_task(model, recipe, base=base, checkpoint=checkpoint)
-    kept = KeptSamples(out, 0 if base else iterations_done(model, checkpoint), "sample", "sampled")
+    kept = KeptSamples(out, 0 if base else iterations_done(model, checkpoint), PHASE, "sampled")
     texts: list[str] = []
     size = task.at_once(count)
     for first in range(0, len(rows), size):

@@ -16,6 +16,7 @@ from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import dump_recipe, load_recipe
 from flowgrpo.inference.inference import evaluate_model, model_images, sample_images
 from flowgrpo.inference.opening import evaluation_recipe, image_recipe, open_images
+from flowgrpo.kit.given_samples import given_samples
 from flowgrpo.pipelines.conformance.conform import TINY
 from flowgrpo.pipelines.policy import FlowPolicy
 from flowgrpo.rewards.base import RewardError
@@ -198,6 +199,24 @@ def test_samples_are_written_seeded_and_never_overwritten(random_pipeline: Path,
     assert not np.array_equal(shown(paths[0]), shown(paths[1]))
     with pytest.raises(ValueError, match="exists; name another folder"):
         sample_images(str(random_pipeline), texts[:1], tmp_path / "one", seed=3, overrides=steps)
+    sample_images(str(random_pipeline), texts[:1], tmp_path / "one", seed=9, overrides=steps)
+    lines = [json.loads(line) for line in (tmp_path / "one" / "index.jsonl").read_text().splitlines()]
+    listed = [(line["image"], line["prompt"], line["seed"]) for line in lines]
+    assert listed == [
+        ("000-3.png", "a red circle", 3), ("000-4.png", "a red circle", 4), ("001-3.png", "a star", 3),
+        ("001-4.png", "a star", 4), ("000-9.png", "a red circle", 9),
+    ]  # fmt: skip
+    given = given_samples(tmp_path / "one")
+    assert [one.prompt for one in given] == [line["prompt"] for line in lines]
+    [once_more] = sample_images(
+        str(random_pipeline), ["a star"], tmp_path / "four", noise=lines[2]["noise"], overrides=steps
+    )
+    # The image was made in a batch of four, so a number may be rounded to the next one.
+    assert np.abs(shown(once_more).astype(int) - shown(paths[2])).max() <= 1
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "index.jsonl").write_text('{"phase": "eval"}\n')
+    with pytest.raises(ValueError, match="lists other samples than those of `sample`"):
+        sample_images(str(random_pipeline), texts[:1], tmp_path / "other", overrides=steps)
     with pytest.raises(ValueError, match="--noise belongs to one image"):
         sample_images(str(random_pipeline), texts[:1], tmp_path / "three", count=2, noise=1)
 
@@ -361,7 +380,8 @@ def test_what_was_sampled_before_an_interruption_is_kept(
     with pytest.raises(KeyboardInterrupt):
         sample_images(str(finished), ["a star", "a box"], tmp_path / "new", count=2, overrides=small, say=said.append)
     names = ["000-0.png", "000-1.png"]
-    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == names
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [*names, "index.jsonl"]
+    assert len((tmp_path / "new" / "index.jsonl").read_text().splitlines()) == 2
     assert said[-2:] == [str(tmp_path / "new" / name) for name in names]
 
 
