@@ -38,7 +38,7 @@ def text_iteration(recipe: TextRecipe, folder: Path, report: Report, repeats: in
             "generation.engine=transformers"
         )
     device = Accelerator().device
-    # Without a lent card the estimate's memory is the same; only its speed would differ.
+    # The estimate of memory is the same for every card.
     expected = estimate_text(recipe, _rows(recipe))
     model = recipe.model
     language = random_language_model(
