@@ -14,7 +14,7 @@ from jinja2 import TemplateError
 from peft import LoraConfig
 from torch import Tensor, nn
 
-from ..weights.lora import LoraSpec
+from ..weights.lora import LoraSpec, is_linear, is_transposed
 from ..weights.merging import merged_weight, refuse_shared
 from ..weights.pipeline_folders import from_hub
 from ..weights.saving import ADAPTER_FILE, PEFT_PREFIX, put_adapter, save_adapter
@@ -298,23 +298,16 @@ def linear_layers(model: Any) -> tuple[str, ...]:
     found = tuple(
         name
         for name, part in model.named_modules()
-        if isinstance(part, nn.Linear)
-        and _is_a_product(part)
-        and part is not head
-        and part in reached
-        and part not in passed
+        if is_linear(part) and _is_a_product(part) and part is not head and part in reached and part not in passed
     )
     if not found:
-        raise ValueError(
-            f"{type(model).__name__} has no layers of the class Linear for a LoRA (GPT-2 has Conv1D); write "
-            "model.train: full"
-        )
+        raise ValueError(f"{type(model).__name__} has no linear layers for a LoRA; write model.train: full")
     return _not_moved(model, found)
 
 
-def _is_a_product(layer: nn.Linear) -> bool:
+def _is_a_product(layer: Any) -> bool:
     """Whether a layer gives a tensor of its size: a router of experts may give scores and choices."""
-    if type(layer).forward is nn.Linear.forward:
+    if type(layer).forward is nn.Linear.forward or is_transposed(layer):
         return True
     with torch.no_grad():
         found = layer(layer.weight.new_zeros(1, layer.in_features))

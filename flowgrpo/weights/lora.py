@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Literal
 
@@ -34,7 +35,7 @@ class LoraSpec:
     Attributes:
         rank: inner dimension of A `[rank, in]` and B `[out, rank]`, at least 1.
         alpha: numerator of the scale, positive.
-        targets: endings of the names of the `nn.Linear` layers to adapt; None adapts all layers in
+        targets: endings of the names of the linear layers to adapt; None adapts all layers in
             `ATTENTION_PROJECTIONS` that the module has.
         init: "gaussian" draws A from N(0, 1/rank²), "default" is peft's Kaiming-uniform A. B is zero in both,
             so an untrained adapter changes nothing.
@@ -89,7 +90,7 @@ def target_layers(key: str, module: nn.Module, spec: LoraSpec) -> list[str]:
             f"{label} already has the adapters {', '.join(module.peft_config)}; keep their effect with "
             "pipe.fuse_lora(), then remove them with pipe.unload_lora_weights()"
         )
-    linear = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
+    linear = [name for name, part in module.named_modules() if is_linear(part)]
     wanted = spec.targets or ATTENTION_PROJECTIONS
     hits = {target: [name for name in linear if f".{name}".endswith(f".{target}")] for target in wanted}
     absent = [target for target, names in hits.items() if not names]
@@ -101,6 +102,18 @@ def target_layers(key: str, module: nn.Module, spec: LoraSpec) -> list[str]:
         )
     chosen = {name for names in hits.values() for name in names}
     return [name for name in linear if name in chosen]
+
+
+def is_linear(part: nn.Module) -> bool:
+    """Whether a module is a linear layer: `nn.Linear`, or the layer of GPT-2, whose weight is [in, out]."""
+    return isinstance(part, nn.Linear) or is_transposed(part)
+
+
+def is_transposed(part: nn.Module) -> bool:
+    """Whether a module is the linear layer of GPT-2, `Conv1D` of transformers."""
+    # A model of transformers has imported the class; without one, the library need not be imported.
+    library = sys.modules.get("transformers.pytorch_utils")
+    return library is not None and isinstance(part, library.Conv1D)
 
 
 def computing_dtype(layer: nn.Module, spec: LoraSpec) -> torch.dtype:

@@ -21,7 +21,8 @@ def merged_weight(layer: Any) -> Tensor:
     for adapter in layer.active_adapters:
         # In float32, because small steps would vanish in sums of bfloat16.
         a, b = (of[adapter].weight.detach().float() for of in (layer.lora_A, layer.lora_B))
-        total = total + b @ a * layer.scaling[adapter]
+        change = b @ a * layer.scaling[adapter]
+        total = total + (change.T if layer.fan_in_fan_out else change)
     return total.to(weight.dtype)
 
 

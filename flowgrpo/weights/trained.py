@@ -24,7 +24,7 @@ from .adapter_files import StartAdapter, put_start
 from .averages import Ema
 from .borrowing import exchanging, replaced
 from .collective import Lockstep
-from .lora import LoraSpec, computing_dtype, target_layers
+from .lora import LoraSpec, computing_dtype, is_transposed, target_layers
 from .lora_layer import add_in_place
 from .loss_scale import LossScale, in_float16
 from .masters import Masters
@@ -142,6 +142,7 @@ class TrainedWeights:
                     target_modules=targets[key],
                     init_lora_weights="gaussian" if spec.init == "gaussian" else True,
                     lora_dropout=spec.dropout,
+                    fan_in_fan_out=all(is_transposed(module.get_submodule(name)) for name in targets[key]),
                 )
                 _adapt(module, config)
         for module in modules.values():

@@ -6,6 +6,7 @@ keeps states also where its cache is older than the layers with states.
 
 import copy
 import tempfile
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import transformers.cache_utils
+from peft import PeftModel
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
@@ -29,10 +31,8 @@ from tests.allocation import most_bytes
 
 VOCABULARY = 120
 WITHIN = 1e-4
-SIZES = {
-    "vocab_size": VOCABULARY, "hidden_size": 64, "num_hidden_layers": 4, "pad_token_id": 1, "bos_token_id": 0,
-    "eos_token_id": 0,
-}  # fmt: skip
+TOKEN_IDS = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 0}
+SIZES = {"vocab_size": VOCABULARY, "hidden_size": 64, "num_hidden_layers": 4, **TOKEN_IDS}
 HEADS = {**SIZES, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 DELTA = {
     "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
@@ -42,6 +42,7 @@ KEYS: dict[str, dict[str, Any]] = {
     "llama": HEADS,
     "qwen3": HEADS,
     "gemma3_text": {**HEADS, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"] * 2},
+    "gpt2": {"vocab_size": VOCABULARY, "n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 256, **TOKEN_IDS},
     "gpt_oss": {**HEADS, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8},
     "deepseek_v3": {
         **SIZES, "intermediate_size": 64, "moe_intermediate_size": 32, "num_attention_heads": 4,
@@ -163,6 +164,21 @@ def test_a_lora_is_loaded_and_merged_as_it_was_trained(model: LanguageModel) -> 
     found = with_lora(model)
     assert isinstance(found, float)
     assert found < WITHIN
+
+
+def test_peft_loads_the_lora_of_a_model_with_transposed_weights(tmp_path: Path) -> None:
+    """peft would warn about each layer, if the file did not say that the weights are transposed."""
+    folder = str(folder_of("gpt2", tmp_path))
+    model, other = (random_language_model(folder, torch.float32, torch.device("cpu")) for _ in range(2))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*fan_in_fan_out.*")
+        weights = LanguageWeights.adapter(model, LoraSpec(rank=4, alpha=8), seed=0)
+        with torch.no_grad():
+            for parameter in weights.parameters():
+                parameter.fill_(0.1)
+        weights.save(tmp_path / "lora")
+        loaded = PeftModel.from_pretrained(other.model, str(tmp_path / "lora")).base_model.model
+    assert torch.allclose(scores(LanguageModel(loaded, model.tokenizer)), scores(model), atol=WITHIN)
 
 
 @pytest.mark.parametrize(
