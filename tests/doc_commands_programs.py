@@ -46,6 +46,7 @@ SHORTER = {
     "tests/optimizer_speed.py": ("--repeats", "1", "--like", "", "--device", "cpu"),
     "tests/language_families.py": ("llama", "lfm2"),
     "docs/measure_gallery.py": ("--images", "32"),
+    "docs/measure_gpu.py": ("--minutes", "0"),
     "docs/make_kit_table.py": ("jpeg_compressibility", "spaced"),
     "tests/mutants.py": ("addressing",),
     "tests/same_numbers.py": ("text_digits",),
