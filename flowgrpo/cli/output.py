@@ -104,5 +104,8 @@ def summary_lines(found: Mapping[str, tuple[float, float, int]], noun: str) -> I
         noun: what a sample is called.
     """
     for name, (mean, error, count) in found.items():
+        if count == 0:
+            yield f"{name}: applies to no {noun}"
+            continue
         spread = f"{error:.4f}" if math.isfinite(error) else "–"
         yield f"{name}: {mean:.4f} ± {spread} ({count} {noun}{'s' * (count != 1)})"

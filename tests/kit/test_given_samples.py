@@ -150,6 +150,13 @@ def test_the_command(tmp_path: Path, command: Any) -> None:
     assert (status, errors) == (1, "error: scores.jsonl exists; name another file with --out\n")
 
 
+def test_a_reward_that_applies_to_nothing_says_so(tmp_path: Path, command: Any) -> None:
+    listed(tmp_path / "answers.jsonl", {"prompt": "p", "completion": "x"})
+    (tmp_path / "never.py").write_text("def never(completions, prompts):\n    return [None] * len(completions)\n")
+    status, output, _ = command("rewards", "score", "never.py:never", "--samples", "answers.jsonl")
+    assert (status, output.splitlines()[-1]) == (0, "never: applies to no completion")
+
+
 @pytest.mark.parametrize(
     ("rows", "reward", "said"),
     [
