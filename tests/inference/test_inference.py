@@ -215,7 +215,7 @@ def test_samples_are_written_seeded_and_never_overwritten(random_pipeline: Path,
     assert np.abs(shown(once_more).astype(int) - shown(paths[2])).max() <= 1
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "index.jsonl").write_text('{"phase": "eval"}\n')
-    with pytest.raises(ValueError, match="lists other samples than those of `sample`"):
+    with pytest.raises(ValueError, match="lists samples that `sample` has not written"):
         sample_images(str(random_pipeline), texts[:1], tmp_path / "other", overrides=steps)
     with pytest.raises(ValueError, match="--noise belongs to one image"):
         sample_images(str(random_pipeline), texts[:1], tmp_path / "three", count=2, noise=1)

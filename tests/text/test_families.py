@@ -53,7 +53,7 @@ KEYS: dict[str, dict[str, Any]] = {
 MOE = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64, "num_experts_per_tok": 2}
 KEYS |= {
     "glm4_moe": {**HEADS, **MOE, "moe_intermediate_size": 32, "n_routed_experts": 4, "first_k_dense_replace": 1},
-    # Its layers have other names in its files, and peft renames those of an adapter, too.
+    # Its layers have other names in its files, and peft renames the layers of an adapter as well.
     "laguna": {**HEADS, **MOE, "num_experts": 4, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32},
     "phimoe": {**SIZES, **MOE, "num_local_experts": 4},
 }
