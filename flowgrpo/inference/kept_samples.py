@@ -101,7 +101,9 @@ class SampledImages:
     def __init__(self, out: Path, iteration: int) -> None:
         self.index, self.iteration = out / "index.jsonl", iteration
         if self.index.is_file() and not _lists_samples(self.index):
-            raise ValueError(f"{self.index} lists samples that `sample` has not written; name another folder with --out")
+            raise ValueError(
+                f"{self.index} lists samples that `sample` has not written; name another folder with --out"
+            )
 
     def add(self, path: Path, image: Tensor, prompt: str, seed: int, noise: int, columns: Mapping[str, Any]) -> None:
         """List an image that is written.
