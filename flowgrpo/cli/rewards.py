@@ -11,9 +11,16 @@ from .output import console, output_file, output_folder, refuse_without, say, su
 
 if TYPE_CHECKING:
     from ..kit.findings import Report
+    from ..kit.given_samples import GivenSample
     from ..rewards.base import RewardSpec
 
 ITERATIONS, MOST, DIFFERENT = 30, 64, 8
+
+SAMPLES = (
+    "A run folder, a folder of `sample` or `evaluate --out`, a folder of pictures, or a list: a prompt file with a "
+    "column completion or file_name."
+)
+LIST = "The list of a folder of pictures, if it is elsewhere."
 
 rewards_app = typer.Typer(help="List the rewards that are installed, and help to write one.", add_completion=False)
 
@@ -174,39 +181,38 @@ def check_reward_command(
 @rewards_app.command("compare")
 def compare_rewards_command(
     rewards: Annotated[list[str], typer.Argument(help="Rewards, as in a recipe; two or more.", metavar="A B...")],
-    images: Annotated[Path | None, typer.Option(help="Folder of pictures.")] = None,
+    samples: Annotated[Path | None, typer.Option(help=SAMPLES)] = None,
     votes: Annotated[
         Path | None,
         typer.Option(help="File of `flowgrpo gallery --vote` to compare with; then one reward is enough."),
     ] = None,
-    metadata: Annotated[Path | None, typer.Option(help="Prompt file with a column file_name.")] = None,
+    metadata: Annotated[Path | None, typer.Option(help=LIST)] = None,
     most: Annotated[
-        int, typer.Option(min=0, help="Number of pictures to show for each two rewards: where they differ most.")
+        int, typer.Option(min=0, help="Number of samples to show for each two rewards: where they differ most.")
     ] = DIFFERENT,
     json: Annotated[Path | None, typer.Option(help="JSON file for all scores.")] = None,
 ) -> None:
-    """Compare rewards with each other on a folder of pictures, or with people's choices."""
+    """Compare rewards with each other on samples that exist already, or with people's choices."""
     from ..kit.agreement import agreement_with, as_json
     from ..kit.compare import compare_rewards
     from ..kit.entries import parse_reward
-    from ..kit.folder import read_folder
 
     output_file(json, ".json")
-    if (images is None) == (votes is None):
-        raise ValueError("give --images, a folder of pictures, or --votes, a file of people's choices")
+    if (samples is None) == (votes is None):
+        raise ValueError("give --samples, a run or a folder of pictures, or --votes, a file of people's choices")
     specs = [parse_reward(word) for word in rewards]
     if votes is not None:
-        refuse_without({"--metadata": metadata is not None, "--most": most != DIFFERENT}, "--images")
+        refuse_without({"--metadata": metadata is not None, "--most": most != DIFFERENT}, "--samples")
         _quiet()
         agreements = agreement_with(specs, votes)
         for agreement in agreements:
             say(agreement.text())
         written = as_json(agreements)
     else:
-        assert images is not None
-        pictures = read_folder(images, metadata)
+        assert samples is not None
+        given = _given(samples, metadata)
         _quiet()
-        found = compare_rewards(specs, pictures)
+        found = compare_rewards(specs, given, say)
         say(found.text(most))
         written = found.as_json(most)
     if json is not None:
@@ -219,28 +225,20 @@ def compare_rewards_command(
 @rewards_app.command("score")
 def score_command(
     rewards: Annotated[list[str], typer.Argument(help="Rewards, as in a recipe; one or more.", metavar="A [B]...")],
-    samples: Annotated[
-        Path,
-        typer.Option(
-            help="A run folder, a folder of `sample` or `evaluate --out`, a folder of pictures, or a list: a prompt "
-            "file with a column completion or file_name."
-        ),
-    ],
-    metadata: Annotated[Path | None, typer.Option(help="The list of a folder of pictures, if it is elsewhere.")] = None,
+    samples: Annotated[Path, typer.Option(help=SAMPLES)],
+    metadata: Annotated[Path | None, typer.Option(help=LIST)] = None,
     out: Annotated[
         Path | None, typer.Option(help="New .jsonl file with a line for each sample: its list's line, and its scores.")
     ] = None,
 ) -> None:
     """Score pictures, videos or completions that exist already, also of other programs."""
     from ..kit.entries import parse_reward
-    from ..kit.given_samples import given_samples, score_samples
+    from ..kit.given_samples import score_samples
 
     output_file(out, ".jsonl")
     if out is not None and out.exists():
         raise ValueError(f"{out} exists; name another file with --out")
-    if metadata is not None and not samples.is_dir():
-        raise ValueError("--metadata belongs to a folder of pictures; a list is named with --samples")
-    given = given_samples(samples, metadata)
+    given = _given(samples, metadata)
     _quiet()
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -251,6 +249,14 @@ def score_command(
             say(f"{kind}{line}")
     if out is not None:
         say(f"written to {out}")
+
+
+def _given(samples: Path, metadata: Path | None) -> list[GivenSample]:
+    from ..kit.given_samples import given_samples
+
+    if metadata is not None and not samples.is_dir():
+        raise ValueError("--metadata belongs to a folder of pictures; a list is named with --samples")
+    return given_samples(samples, metadata)
 
 
 def _optimise(spec: RewardSpec, report: Report, iterations: int, out: Path | None, json: Path | None) -> None:

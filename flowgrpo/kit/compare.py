@@ -1,40 +1,42 @@
-"""`flowgrpo rewards compare`: how far rewards agree on a folder of pictures, and where they differ most."""
+"""`flowgrpo rewards compare`: how far rewards agree on samples that exist already, and where they differ most."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
+from textwrap import shorten
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..inference.inference import silent
 from ..rewards.base import RewardSpec
 from .findings import finite
-from .folder import LabelledPicture, materials
+from .given_samples import GivenSample, scores_of
 from .material import groups_of
 from .spread import correlations, describe, order_kept, within_spread
-from .trial import Trial
+
+SHOWN = 80
+"""Characters of a completion that the text shows; the JSON file has all of it."""
 
 
 @dataclass(frozen=True)
 class RewardComparison:
-    """Scores of B pictures by several rewards.
+    """Scores of B samples by several rewards.
 
     Attributes:
         scores: reward -> [B] float64, NaN where it does not apply.
-        files: B paths.
-        prompts: B prompts.
-        groups: B group ids, by equal prompts; all in one group if no prompt comes twice.
+        samples: B samples.
+        groups: B group ids, by equal prompts of one moment of a run; all in one group if no prompt comes twice.
         grouping: how the groups were made, in words.
     """
 
     scores: dict[str, Tensor]
-    files: list[str]
-    prompts: list[str]
+    samples: Sequence[GivenSample]
     groups: list[int]
     grouping: str
 
@@ -67,7 +69,7 @@ class RewardComparison:
         return rows
 
     def differences(self, first: str, second: str, most: int) -> list[dict[str, Any]]:
-        """The pictures on which two rewards differ most, by the advantages that each would give."""
+        """The samples on which two rewards differ most, by the advantages that each would give."""
         one, other = self.standing(first), self.standing(second)
         gaps = (one - other).nan_to_num(nan=0.0)
         found = []
@@ -76,8 +78,8 @@ class RewardComparison:
                 break
             found.append(
                 {
-                    "file": self.files[row],
-                    "prompt": self.prompts[row],
+                    **self.samples[row].shown(),
+                    "prompt": self.samples[row].prompt,
                     "scores": {name: finite(self.scores[name][row].item()) for name in (first, second)},
                     "advantages": {first: finite(one[row].item()), second: finite(other[row].item())},
                 }
@@ -86,7 +88,8 @@ class RewardComparison:
 
     def text(self, most: int) -> str:
         """The comparison as text."""
-        lines = [f"{len(self.files)} pictures, {self.grouping}"]
+        noun = "completions" if isinstance(self.samples[0].made, str) else "pictures"
+        lines = [f"{len(self.samples)} {noun}, {self.grouping}"]
         for name, values in self.scores.items():
             found = describe(values, self.groups)
             lines.append(
@@ -104,7 +107,8 @@ class RewardComparison:
                     f"{name} {_number(item['scores'][name], '.4g')} (advantage {item['advantages'][name]:+.2f})"
                     for name in (first, second)
                 )
-                lines.append(f"  {item['file']}  {told}  {item['prompt']}")
+                named = item.get("image") or shorten(item["completion"], SHOWN, placeholder=" …")
+                lines.append(f"  {named}  {told}  {item['prompt']}")
         return "\n".join(lines)
 
     def as_json(self, most: int) -> str:
@@ -120,54 +124,42 @@ class RewardComparison:
                 for name, values in self.scores.items()
             },
             "pairs": pairs,
-            "pictures": [
+            "samples": [
                 {
-                    "file": self.files[row],
-                    "prompt": self.prompts[row],
+                    **sample.shown(),
+                    "prompt": sample.prompt,
                     "scores": {name: finite(values[row].item()) for name, values in self.scores.items()},
                 }
-                for row in range(len(self.files))
+                for row, sample in enumerate(self.samples)
             ],
         }
         return json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def compare_rewards(specs: Sequence[RewardSpec], pictures: Sequence[LabelledPicture]) -> RewardComparison:
-    """Score pictures with several rewards.
+def compare_rewards(
+    specs: Sequence[RewardSpec], samples: Sequence[GivenSample], say: Callable[[str], None] = silent
+) -> RewardComparison:
+    """Score samples with several rewards.
 
-    Pictures of one size are scored together, about 64 at a time; a prompt's pictures of one size stay together.
+    Args:
+        specs: two rewards or more.
+        samples: all of them pictures and videos, or all of them completions.
+        say: called with lines that say how much is done.
 
     Raises:
-        ValueError: there are fewer than two rewards, two share a name, one cannot be made or fails, or needs a column
-            that the pictures lack.
+        ValueError: there are fewer than two rewards, two share a name, one cannot be made or does not take the samples,
+            or needs a column that they lack.
+        RewardError: a reward failed.
         MissingDependency: a reward needs a package that is not installed.
     """
     if len(specs) < 2:
         raise ValueError("name two rewards or more to compare")
-    trials: list[Trial] = []
-    try:
-        for spec in specs:
-            trials.append(Trial(spec, "images"))
-        names = [trial.name for trial in trials]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"two rewards are called {twice[0]!r}; write one as {{name: {twice[0]}, label: other}}")
-        parts: dict[str, list[Tensor]] = {name: [] for name in names}
-        files: list[str] = []
-        prompts: list[str] = []
-        for material in materials(list(pictures)):
-            files, prompts = files + material.labels, prompts + material.prompts
-            for trial in trials:
-                trial.require_columns(material)
-                scored = trial.score(material)
-                if scored.failed:
-                    raise ValueError(f"reward {trial.name!r} fails on {material.source}: {scored.failure}")
-                parts[trial.name].append(scored.values)
-    finally:
-        for trial in trials:
-            trial.close()
-    groups, grouping = groups_of(prompts)
-    return RewardComparison({name: torch.cat(part) for name, part in parts.items()}, files, prompts, groups, grouping)
+    scores = scores_of(specs, samples, say=say)
+    groups, grouping = groups_of([f"{sample.kind}{sample.prompt}" for sample in samples])
+    if len(set(groups)) > 1 and len({sample.kind for sample in samples}) > 1:
+        grouping = f"{len(set(groups))} groups of one prompt at one moment of the run"
+    columns = {name: scores.values[:, k].double() for k, name in enumerate(scores.names)}
+    return RewardComparison(columns, samples, groups, grouping)
 
 
 def _number(value: float | None, form: str = ".2f") -> str:

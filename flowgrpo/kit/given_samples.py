@@ -1,4 +1,4 @@
-"""`flowgrpo rewards score`: rewards of pictures, videos or completions that exist already."""
+"""Rewards of pictures, videos or completions that exist already, for `flowgrpo rewards score` and `compare`."""
 
 from __future__ import annotations
 
@@ -49,12 +49,13 @@ class GivenSample:
             return ""
         return f"{phase}, after {iteration} iterations: "
 
+    def shown(self) -> dict[str, str]:
+        """The completion, or the path of the picture."""
+        return {"completion": self.made} if isinstance(self.made, str) else {"image": str(self.made.path)}
+
     def record(self) -> dict[str, Any]:
         """The sample for a list in which the reward's scores are added."""
-        if self.line:
-            return dict(self.line)
-        shown = {"completion": self.made} if isinstance(self.made, str) else {"image": str(self.made.path)}
-        return {"prompt": self.prompt, **shown, "columns": self.columns}
+        return dict(self.line) if self.line else {"prompt": self.prompt, **self.shown(), "columns": self.columns}
 
 
 def given_samples(source: Path, metadata: Path | None = None) -> list[GivenSample]:
@@ -103,6 +104,27 @@ def score_samples(
 ) -> dict[str, Summary]:
     """Score samples with every reward; the summaries are in the order of the samples, by `GivenSample.kind`.
 
+    Args:
+        specs: the rewards.
+        samples: as for `scores_of`.
+        out: as for `scores_of`.
+        say: called with lines that say how much is done.
+
+    Raises:
+        ValueError: as in `scores_of`.
+        RewardError: a reward failed; what was scored before is in `out`.
+    """
+    return _by_kind(samples, scores_of(specs, samples, out, say))
+
+
+def scores_of(
+    specs: Sequence[RewardSpec],
+    samples: Sequence[GivenSample],
+    out: Path | None = None,
+    say: Callable[[str], None] = silent,
+) -> RewardBatch:
+    """The scores of samples by every reward, in the order of the samples.
+
     Samples of one prompt and one kind are a group, for rewards that compare samples.
 
     Args:
@@ -137,8 +159,7 @@ def score_samples(
         raise
     finally:
         rewards.close()
-    scores = join_scores(parts).taken(sorted(range(len(places)), key=places.__getitem__))
-    return _by_kind(samples, scores)
+    return join_scores(parts).taken(sorted(range(len(places)), key=places.__getitem__))
 
 
 def _batches(samples: Sequence[GivenSample]) -> Iterator[tuple[list[int], list[int]]]:

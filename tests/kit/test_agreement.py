@@ -130,7 +130,7 @@ def test_the_command(tmp_path: Path, source: Path) -> None:
     [record] = json.loads(out.read_text())
     assert (record["right"], record["share"]) == (1, 1.0)
     both = CliRunner().invoke(app, ["rewards", "compare", "gold"])
-    assert "give --images, a folder of pictures, or --votes" in str(both.exception)
+    assert "give --samples, a run or a folder of pictures, or --votes" in str(both.exception)
 
 
 def test_what_cannot_be_compared(tmp_path: Path, source: Path) -> None:

@@ -1,4 +1,4 @@
-"""Rewards on one folder: agreement, and the pictures on which they differ."""
+"""Rewards on the same samples: agreement, and the samples on which they differ."""
 
 import json
 from pathlib import Path
@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from flowgrpo.kit.compare import RewardComparison, compare_rewards
-from flowgrpo.kit.folder import read_folder
-from flowgrpo.rewards.base import RewardSpec
+from flowgrpo.kit.given_samples import given_samples
+from flowgrpo.rewards.base import RewardError, RewardSpec
 
 REWARDS = """
 def red(images, prompts):
@@ -35,7 +35,7 @@ def compared(tmp_path: Path):
     (tmp_path / "mine.py").write_text(REWARDS)
 
     def run(*names: str) -> RewardComparison:
-        return compare_rewards([RewardSpec(f"{tmp_path}/mine.py:{name}") for name in names], read_folder(folder))
+        return compare_rewards([RewardSpec(f"{tmp_path}/mine.py:{name}") for name in names], given_samples(folder))
 
     return run
 
@@ -58,7 +58,7 @@ def test_the_pictures_on_which_they_differ_most(compared):
     standing = found.standing("red").tolist()
     assert standing == pytest.approx([-0.4714, 0, 0.4714, -0.9428, 0.9428], abs=1e-4)
     differences = found.differences("red", "blue", 2)
-    assert [Path(item["file"]).name for item in differences] == ["a_cat-2.png", "a_dog-0.png"]
+    assert [Path(item["image"]).name for item in differences] == ["a_cat-2.png", "a_dog-0.png"]
     assert differences[0]["scores"] == pytest.approx({"red": 0.4, "blue": 1.0})
     assert found.differences("red", "red", 9) == []
 
@@ -68,8 +68,8 @@ def test_a_reward_that_does_not_apply_is_left_out_of_the_pairs(compared):
     assert found.pairs()[0]["both"] == 3
     record = json.loads(found.as_json(3))
     assert record["rewards"]["half"]["absent"] == 2
-    assert record["pictures"][3]["scores"]["half"] is None
-    assert "a_cat-0.png" in json.dumps(record["pictures"])
+    assert record["samples"][3]["scores"]["half"] is None
+    assert "a_cat-0.png" in json.dumps(record["samples"])
     assert "2 NaN" in found.text(3)
 
 
@@ -79,7 +79,28 @@ def test_what_cannot_be_compared_is_refused(compared, tmp_path: Path):
     with pytest.raises(ValueError, match="two rewards are called 'red'"):
         compared("red", "red")
     (tmp_path / "mine.py").write_text(REWARDS + "\ndef failing(images, prompts):\n    raise RuntimeError('no')\n")
-    with pytest.raises(ValueError, match=r"'failing' fails on .*RuntimeError: no"):
+    with pytest.raises(RewardError, match=r"'failing' .*RuntimeError: no"):
         compared("red", "failing")
     with pytest.raises(ValueError, match="scores `completions`"):
-        compare_rewards([RewardSpec("red"), RewardSpec("answer")][::-1], [])
+        compare_rewards([RewardSpec("gold"), RewardSpec("answer")], given_samples(tmp_path / "pictures"))
+
+
+def test_completions_are_compared_within_each_evaluation(tmp_path: Path):
+    rows = [
+        {"prompt": prompt, "completion": text, "phase": "eval", "iteration": iteration, "columns": {"answer": "3"}}
+        for iteration in (0, 8)
+        for prompt, text in (("1+2=", "3"), ("1+2=", "three " * 40), ("0+3=", "30"), ("0+3=", "3"))
+    ]
+    (tmp_path / "index.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = compare_rewards([RewardSpec("answer"), RewardSpec("digit_share")], given_samples(tmp_path))
+    assert found.groups == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert found.scores["answer"].tolist() == [1, 0, 0, 1] * 2
+    assert found.scores["digit_share"].tolist() == [1, 0, 1, 1] * 2
+    (pair,) = found.pairs()
+    # In every second group digit_share has a tie, which counts as half.
+    assert pair["order_within"] == 0.75
+    shown = found.text(1)
+    assert shown.splitlines()[0] == "8 completions, 4 groups of one prompt at one moment of the run"
+    assert json.loads(found.as_json(1))["samples"][1] == {
+        "completion": "three " * 40, "prompt": "1+2=", "scores": {"answer": 0.0, "digit_share": 0.0},
+    }  # fmt: skip
