@@ -226,7 +226,26 @@ class Recipe(BaseRecipe):
         return self
 
 
-class LanguageModelConfig(Section):
+class _ChatConfig(Section):
+    """How prompts go through the chat template of a language model."""
+
+    system: str | None = Field(None, description="System message; only for models with a chat template.")
+    chat: bool | None = Field(None, description="Use the chat template; by default if the tokenizer has one.")
+    chat_template_kwargs: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Values for further variables of the chat template, such as `{enable_thinking: false}`.",
+    )
+
+    @model_validator(mode="after")
+    def _template_is_used(self) -> _ChatConfig:
+        if self.chat is False and (self.system is not None or self.chat_template_kwargs):
+            raise ValueError(
+                "chat is false, and system and chat_template_kwargs need the chat template; leave them out"
+            )
+        return self
+
+
+class LanguageModelConfig(_ChatConfig):
     """The causal language model that is trained."""
 
     path: str = Field(
@@ -240,22 +259,12 @@ class LanguageModelConfig(Section):
     attention: Literal["eager", "sdpa", "flash_attention_2"] | None = Field(
         None, description="Attention implementation of transformers; by default transformers chooses."
     )
-    system: str | None = Field(None, description="System message; only for models with a chat template.")
-    chat: bool | None = Field(None, description="Use the chat template; by default if the tokenizer has one.")
-    chat_template_kwargs: dict[str, Any] = Field(
-        default_factory=dict,
-        description="Values for further variables of the chat template, such as `{enable_thinking: false}`.",
-    )
     shared_prefix: bool = Field(
         True, description="Encode the prompt of a group once, and score equal completions of it once."
     )
 
     @model_validator(mode="after")
     def _start_is_trained(self) -> LanguageModelConfig:
-        if self.chat is False and (self.system is not None or self.chat_template_kwargs):
-            raise ValueError(
-                "chat is false, and system and chat_template_kwargs need the chat template; leave them out"
-            )
         self.lora.check_trained(self.train)
         return self
 
@@ -358,7 +367,7 @@ class TextRecipe(BaseRecipe):
         return self
 
 
-class MaskedModelConfig(Section):
+class MaskedModelConfig(_ChatConfig):
     """The masked language model that is trained."""
 
     path: str = Field(

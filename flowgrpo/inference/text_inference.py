@@ -98,9 +98,8 @@ def _loaded(path: str, recipe: WordsRecipe) -> Any:
     """A language model or a masked language model from a folder, with the precision of the recipe."""
     settings = recipe.model
     dtype = DTYPES[settings.dtype]
-    if isinstance(settings, MaskedModelConfig):
-        return load_masked_model(path, dtype=dtype, attention=settings.attention)
-    return load_language_model(
+    load = load_masked_model if isinstance(settings, MaskedModelConfig) else load_language_model
+    return load(
         path, dtype=dtype, attention=settings.attention, chat=settings.chat, system=settings.system,
         chat_template_kwargs=settings.chat_template_kwargs,
     )  # fmt: skip

@@ -1,9 +1,9 @@
-"""A masked language model of transformers as a denoiser of completions: logits at every position of a state."""
+"""A masked language model as a denoiser of completions: logits at every position of a state."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ..weights.pipeline_folders import from_hub
+from .chat_templates import template_ids, turn_end, uses_template, without_template
+from .diffusion_models import DIFFUSION_TYPES, model_class, tokenizer_class, type_of
 from .model_folder import check_language_folder, load_whole
 from .positions import room_of
 
@@ -25,11 +27,17 @@ class MaskedLanguageModel:
 
     Attributes:
         model: a model of transformers, with `logits` [N, W, V] in its output.
-        tokenizer: the tokenizer of the model, with a mask token.
+        tokenizer: the tokenizer of the model.
+        system: a system message, for chat templates.
+        chat: whether prompts go through the chat template.
+        chat_template_kwargs: values for further variables of the chat template.
     """
 
     model: Any
     tokenizer: Any
+    system: str | None = None
+    chat: bool = False
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def components(self) -> dict[str, nn.Module]:
@@ -38,8 +46,9 @@ class MaskedLanguageModel:
 
     @property
     def mask(self) -> int:
-        """The id of the mask token."""
-        return int(self.tokenizer.mask_token_id)
+        """The id of the mask token. LLaDA's tokenizer does not name it, and its configuration does."""
+        found = self.tokenizer.mask_token_id
+        return int(self.model.config.mask_token_id if found is None else found)
 
     @property
     def pad(self) -> int:
@@ -47,20 +56,27 @@ class MaskedLanguageModel:
         found = self.tokenizer.pad_token_id
         return self.mask if found is None else int(found)
 
-    @property
+    @cached_property
     def ends(self) -> tuple[int, ...]:
         """Tokens that end the text of a completion. The positions after them are not part of the text."""
-        found = (self.tokenizer.eos_token_id, self.tokenizer.sep_token_id)
+        turn = turn_end(self.tokenizer) if self.chat else None
+        found = (self.tokenizer.eos_token_id, self.tokenizer.sep_token_id, turn)
         return tuple(dict.fromkeys(int(token) for token in found if token is not None))
+
+    @property
+    def _diffusion(self) -> bool:
+        return self.model.config.model_type in DIFFUSION_TYPES
 
     @cached_property
     def positions(self) -> int | None:
         """The largest number of tokens that the model takes, see `room_of`."""
         return room_of(self.model)
 
-    def encode(self, prompt: str) -> Frame:
-        """Token ids before and after the completion of a prompt."""
-        ids: list[int] = list(self.tokenizer(prompt).input_ids)
+    def encode(self, prompt: str, messages: Sequence[Mapping[str, str]] | None = None) -> Frame:
+        """Token ids before and after the completion of a prompt, or of a conversation so far, see `template_ids`."""
+        if self.chat:
+            return template_ids(self.tokenizer, prompt, messages, self.system, self.chat_template_kwargs), []
+        ids: list[int] = list(self.tokenizer(without_template(prompt, messages)).input_ids)
         closing = self.tokenizer.sep_token_id
         return (ids[:-1], ids[-1:]) if closing is not None and ids[-1:] == [closing] else (ids, [])
 
@@ -102,38 +118,57 @@ class MaskedLanguageModel:
         starts = torch.tensor([len(head) for head, _ in frames], device=device)
         places = starts[:, None] + torch.arange(length, device=device)
         ids = ids.scatter(1, places, x)
+        if self._diffusion:
+            # The vocabulary is large, so the logits of other positions are not computed.
+            padding = None if all(map(all, mask)) else torch.tensor(mask, device=device)
+            chosen: Tensor = self.model(ids, padding, places).logits
+            return chosen
         out = self.model(input_ids=ids, attention_mask=torch.tensor(mask, device=device))
         found: Tensor = out.logits.gather(1, places[..., None].expand(-1, -1, out.logits.shape[-1]))
         return found
 
 
 def load_masked_model(
-    path: str, *, dtype: torch.dtype = torch.float32, attention: str | None = None
+    path: str,
+    *,
+    dtype: torch.dtype = torch.float32,
+    attention: str | None = None,
+    chat: bool | None = None,
+    system: str | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> MaskedLanguageModel:
     """Load a folder or hub id of transformers, in evaluation mode, because dropout makes log-probs irreproducible.
 
-    Code that a model brings with it is never run.
+    Code that a model brings with it is never run. LLaDA and Dream have classes here.
 
     Args:
         path: a folder or hub id, as `from_pretrained` takes it.
         dtype: dtype of the weights.
         attention: transformers' `attn_implementation`.
+        chat: whether to use the chat template; None uses it if there is one.
+        system: a system message; needs a chat template.
+        chat_template_kwargs: values for further variables of the chat template.
 
     Raises:
-        ValueError: a file of the folder is missing or damaged, or the tokenizer has no mask token or no end token.
+        ValueError: a file of the folder is missing or damaged, there is no mask token or no end token, a chat template
+            is needed and there is none, or it does not read one of the variables.
     """
     from transformers import AutoModelForMaskedLM, AutoTokenizer
 
     if Path(path).is_dir():
         check_language_folder(Path(path), masked=True)
     options = {} if attention is None else {"attn_implementation": attention}
-    # Every supported version takes this name; newer versions prefer `dtype`.
     with from_hub(path):
-        model = load_whole(AutoModelForMaskedLM, path, dtype=dtype, **options)
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    if tokenizer.mask_token_id is None:
+        kind = type_of(path)
+        # Every supported version takes this name; newer versions prefer `dtype`.
+        model = load_whole(AutoModelForMaskedLM if kind is None else model_class(kind), path, dtype=dtype, **options)
+        tokens = AutoTokenizer if kind is None else tokenizer_class(kind)
+        tokenizer = tokens.from_pretrained(path, trust_remote_code=False)
+    if tokenizer.mask_token_id is None and getattr(model.config, "mask_token_id", None) is None:
         raise ValueError(f"the tokenizer of {path} has no mask token; give it one and save it")
-    found = MaskedLanguageModel(model, tokenizer)
+    values = dict(chat_template_kwargs or {})
+    chats = uses_template(tokenizer, path, chat, system, values)
+    found = MaskedLanguageModel(model, tokenizer, system, chats, values)
     if not found.ends:
         raise ValueError(
             f"the tokenizer of {path} has no end token (eos or sep), so all texts have the same length; give it one "

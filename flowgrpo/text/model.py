@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jinja2 import TemplateError
 from peft import LoraConfig
 from torch import Tensor, nn
 
@@ -19,7 +18,7 @@ from ..weights.merging import merged_weight, refuse_shared
 from ..weights.pipeline_folders import from_hub
 from ..weights.saving import ADAPTER_FILE, PEFT_PREFIX, put_adapter, save_adapter
 from ..weights.trained import ADAPTER, TrainedWeights
-from .chat_templates import check_variables
+from .chat_templates import template_ids, uses_template, without_template
 from .key_value_cache import cache_of, has_states, select_rows
 from .model_folder import check_language_folder, load_whole
 from .positions import room_of
@@ -99,35 +98,11 @@ class LanguageModel:
         return tuple(dict.fromkeys(int(token) for token in found))
 
     def encode(self, prompt: str, messages: Sequence[Mapping[str, str]] | None = None) -> list[int]:
-        """Token ids of a prompt, or of a conversation so far, so that the model can continue it.
-
-        If the last message is the assistant's, it is the beginning of the answer.
-        """
-        if not self.chat:
-            if messages is not None:
-                raise ValueError(
-                    "the prompts are conversations, but the tokenizer has no chat template; use a model that has one, "
-                    "or plain prompts"
-                )
-            plain: list[int] = self.tokenizer(prompt).input_ids
-            return plain
-        talk = list(messages) if messages is not None else [{"role": "user", "content": prompt}]
-        if self.system is not None and talk[0]["role"] != "system":
-            talk.insert(0, {"role": "system", "content": self.system})
-        try:
-            continues = talk[-1]["role"] == "assistant"
-            text = self.tokenizer.apply_chat_template(
-                talk, tokenize=False, add_generation_prompt=not continues, continue_final_message=continues,
-                **self.chat_template_kwargs,
-            )  # fmt: skip
-        except (TemplateError, ValueError) as error:
-            raise ValueError(
-                f"the chat template of the tokenizer refuses a prompt: {error}; check the roles of the conversation "
-                "and model.system, mend the template, or write model.chat: false"
-            ) from error
-        # The template writes the special tokens itself.
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False).input_ids
-        return ids
+        """Token ids of a prompt, or of a conversation so far, see `template_ids`."""
+        if self.chat:
+            return template_ids(self.tokenizer, prompt, messages, self.system, self.chat_template_kwargs)
+        plain: list[int] = self.tokenizer(without_template(prompt, messages)).input_ids
+        return plain
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of a completion, without special tokens."""
@@ -167,15 +142,8 @@ def load_language_model(
     with from_hub(path):
         model = load_whole(AutoModelForCausalLM, path, dtype=dtype, **options)
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    has = bool(getattr(tokenizer, "chat_template", None))
     values = dict(chat_template_kwargs or {})
-    if (chat or system is not None or values) and not has:
-        key = "system" if system is not None else "chat_template_kwargs"
-        asked = "model.chat is true" if chat else f"model.{key} is given"
-        raise ValueError(f"{asked}, but the tokenizer of {path} has no chat template; leave this key out")
-    if values:
-        check_variables(tokenizer, values, path)
-    return LanguageModel(model, tokenizer, system, has if chat is None else chat, values)
+    return LanguageModel(model, tokenizer, system, uses_template(tokenizer, path, chat, system, values), values)
 
 
 def reinitialise(language: LanguageModel, seed: int) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..weights.json_files import read_json_object
 from ..weights.pipeline_folders import tokenizer_faults, weight_faults
+from .diffusion_models import DIFFUSION_TYPES
 
 _NAMED = 3
 """How many missing weights a message names."""
@@ -28,15 +29,19 @@ def check_language_folder(folder: Path, *, masked: bool = False) -> None:
 
     wanted = "masked" if masked else "causal"
     classes = (
-        modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES if masked else modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        {*modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES, *DIFFUSION_TYPES}
+        if masked
+        else set(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
     )
     path = folder / "config.json"
     config = read_json_object(path)
     kind = config.get("model_type")
     faults = []
-    known = isinstance(kind, str) and kind in CONFIG_MAPPING_NAMES
-    # Some models bring code of their own and have a class in transformers, too, which is taken.
-    if "auto_map" in config and not (known and kind in classes):
+    known = isinstance(kind, str) and kind in CONFIG_MAPPING_NAMES | dict.fromkeys(DIFFUSION_TYPES)
+    # Some models bring code of their own and have a class in transformers or here, too, which is taken.
+    if kind in DIFFUSION_TYPES and not masked:
+        faults.append(f"{path}: model_type is {kind!r}, which is a masked language model; write task: masked")
+    elif "auto_map" in config and not (known and kind in classes):
         faults.append(
             f"{path}: the model brings its own code (auto_map), and code of a model is not run; use a model whose "
             "class transformers has"
@@ -87,5 +92,7 @@ def load_whole(kind: Any, path: str, **options: Any) -> Any:
 
 def is_masked_folder(folder: Path) -> bool:
     """Whether the configuration of a folder names a class for masked language modelling."""
-    named = read_json_object(folder / "config.json").get("architectures")
-    return isinstance(named, list) and any(str(name).endswith("ForMaskedLM") for name in named)
+    config = read_json_object(folder / "config.json")
+    named = config.get("architectures")
+    masked = isinstance(named, list) and any(str(name).endswith("ForMaskedLM") for name in named)
+    return masked or config.get("model_type") in DIFFUSION_TYPES

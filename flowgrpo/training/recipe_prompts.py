@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from ..configs.prompt_source import HUB, prompt_source
-from ..configs.schema import AnyRecipe, TextRecipe
+from ..configs.schema import AnyRecipe, Recipe, TextRecipe
 from ..configs.sections import SPLITS
 from ..rewards.base import FROM_RUN, RESERVED
 from .data import IMAGE, Data, PromptRow, PromptStream, column_names, read_prompts
@@ -88,17 +88,17 @@ def sound_prompts(recipe: AnyRecipe, source: str, fetch: bool) -> list[PromptRow
         raise ValueError(
             f"{source}: the prompts have a column {reserved[0]!r}, which rewards receive anyway; rename it"
         )
-    if not isinstance(recipe, TextRecipe):
+    if isinstance(recipe, Recipe):
         refuse_conversations(rows)
     return rows
 
 
 def refuse_conversations(rows: Sequence[PromptRow]) -> None:
-    """Refuse prompts that are conversations, because pipelines and masked models take texts."""
+    """Refuse prompts that are conversations, because pipelines take texts."""
     for row in rows:
         if row.messages is not None:
             raise ValueError(
-                f"{row.place}: prompt {row.id + 1} is a conversation ({row.text!r:.80}), which only causal "
+                f"{row.place}: prompt {row.id + 1} is a conversation ({row.text!r:.80}), which only "
                 "language models read; write its words as `prompt`"
             )
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..configs.schema import AnyRecipe, Recipe, TextRecipe
+from ..configs.schema import AnyRecipe, MaskedRecipe, Recipe, TextRecipe
 from ..intake.json_text import lines_of, parse_json
+from ..text.diffusion_models import DIFFUSION_TYPES, type_of
 from ..weights.saving import left_out
 from .data import PromptRow
 from .folder.model_card import CardFacts, card_text, write_card
@@ -58,6 +59,7 @@ def write_result_card(
         video=_makes_videos(run),
         pictures=any(row.pictures is not None for row in rows[:1]),
         chat=_chats(folder, recipe, known.pipe),
+        own_class=isinstance(recipe, MaskedRecipe) and _has_own_class(folder, recipe, known.pipe),
     )
     write_card(folder, card_text(recipe, run.read_metrics(), facts), former)
 
@@ -98,3 +100,13 @@ def _chats(folder: Path, recipe: AnyRecipe, language: Any) -> bool:
     config = folder / "tokenizer_config.json"
     held = config.is_file() and '"chat_template"' in config.read_text(encoding="utf-8", errors="replace")
     return held or (folder / "chat_template.jinja").is_file()
+
+
+def _has_own_class(folder: Path, recipe: MaskedRecipe, language: Any) -> bool:
+    """Whether the class of a masked language model is here, and not in transformers."""
+    if language is not None:
+        return bool(language.model.config.model_type in DIFFUSION_TYPES)
+    places = [place for place in (folder, Path(recipe.model.path)) if (place / "config.json").is_file()]
+    with suppress(ValueError, OSError):
+        return any(type_of(str(place)) is not None for place in places)
+    return False

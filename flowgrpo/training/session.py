@@ -317,7 +317,10 @@ def load_masked_task(recipe: MaskedRecipe, folder: str, data: Data, device: torc
         ValueError: a prompt is longer than the recipe allows, or the model has no room for it and its completion.
     """
     model = recipe.model
-    language = load_masked_model(folder, dtype=DTYPES[model.dtype], attention=model.attention)
+    language = load_masked_model(
+        folder, dtype=DTYPES[model.dtype], attention=model.attention, chat=model.chat, system=model.system,
+        chat_template_kwargs=model.chat_template_kwargs,
+    )  # fmt: skip
     language.model.to(device)
     if model.train == "lora":
         weights = LanguageWeights.adapter(language, lora_spec(model.lora), seed=recipe.run.seed)
@@ -327,7 +330,11 @@ def load_masked_task(recipe: MaskedRecipe, folder: str, data: Data, device: torc
     weights.gradient_checkpointing(model.gradient_checkpointing)
     policy = MaskedPolicy(language, weights, recipe)
     check_prompts(
-        recipe, data, lambda row: len(language.encode(row.text)[0]), lambda row, count: policy.frame(row.text), note
+        recipe,
+        data,
+        lambda row: len(language.encode(row.text, row.messages)[0]),
+        lambda row, count: policy.frame(row.text, row.messages),
+        note,
     )
     return MaskedTask(recipe, policy)
 

@@ -14,11 +14,12 @@ from pathlib import Path
 
 from tests.releases.asked_credit import CREDIT
 from tests.releases.asked_losses import LOSSES
+from tests.releases.asked_models import MODELS
 from tests.releases.asked_schedules import SCHEDULES
 from tests.releases.asked_steps import STEPS_OF
 from tests.releases.asking import NUMBERS, Question, plain, taken
 
-QUESTIONS: dict[str, Question] = {**STEPS_OF, **SCHEDULES, **CREDIT, **LOSSES}
+QUESTIONS: dict[str, Question] = {**STEPS_OF, **SCHEDULES, **CREDIT, **LOSSES, **MODELS}
 
 
 def main() -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import math
 import subprocess
+import sys
+import tempfile
 import textwrap
 import typing
 from collections import deque
@@ -41,6 +44,7 @@ class Question:
             whose lines are not known.
         block: a function, and two names that a block deep within it assigns; `run` runs the block from the first
             assignment of the first name to the last assignment of the second one.
+        package: files of the same folder that the file imports. If there are any, the whole file is imported.
     """
 
     repository: str
@@ -52,6 +56,7 @@ class Question:
     beside: tuple[str, tuple[str, ...]] | None = None
     statements: tuple[str, int, int] | None = None
     block: tuple[str, str, str] | None = None
+    package: tuple[str, ...] = ()
 
     @property
     def source(self) -> dict[str, Any]:
@@ -64,6 +69,8 @@ class Question:
                 found[name] = list(part)
         if self.beside is not None:
             found["beside"] = [self.beside[0], list(self.beside[1])]
+        if self.package:
+            found["package"] = list(self.package)
         return found
 
 
@@ -120,6 +127,8 @@ def chosen(text: str, names: tuple[str, ...], where: str) -> ast.Module:
 
 def taken(clone: Path, question: Question) -> Names:
     """The functions and classes of a question, made from the file of its commit."""
+    if question.package:
+        return imported(clone, question)
 
     def randn_tensor(shape: Any, **options: Any) -> Tensor:
         return torch.randn(shape)
@@ -141,6 +150,23 @@ def taken(clone: Path, question: Question) -> Names:
 
         names["run"] = run
     return names
+
+
+def imported(clone: Path, question: Question) -> Names:
+    """The names of a file that is imported whole, with the files beside it."""
+    folder, _, file = question.file.rpartition("/")
+    with tempfile.TemporaryDirectory() as place:
+        package = Path(place) / f"released_{Path(file).stem}"
+        package.mkdir()
+        (package / "__init__.py").touch()
+        for name in (file, *question.package):
+            (package / name).write_text(shown(clone, question.commit, f"{folder}/{name}"), encoding="utf-8")
+        sys.path.insert(0, place)
+        try:
+            module = importlib.import_module(f"{package.name}.{Path(file).stem}")
+        finally:
+            sys.path.remove(place)
+    return {name: getattr(module, name) for name in question.names}
 
 
 def to_run(text: str, question: Question) -> ast.Module | None:

@@ -43,7 +43,7 @@ def snippet(recipe: AnyRecipe, facts: CardFacts, base: str, published: bool) -> 
         notes.append("The run had noise levels of its own, and the program has those of the pipeline.")
     if isinstance(recipe, MaskedRecipe):
         notes.append(f"`flowgrpo sample` unmasks a whole completion, here in {recipe.sampler.steps} steps.")
-    if isinstance(recipe, TextRecipe) and recipe.model.system is not None:
+    if not isinstance(recipe, Recipe) and recipe.model.system is not None:
         notes.append("The run had a system message, which is not part of this card.")
     if facts.kind == "lora" and recipe.model.path == UNTRAINED:
         notes.append("The run drew the weights of the base model from its seed, and the program does not.")
@@ -65,6 +65,8 @@ def _quoted(text: str) -> str:
 def _imports(recipe: AnyRecipe, facts: CardFacts) -> list[str]:
     if not isinstance(recipe, Recipe):
         adapter = ["from peft import PeftModel"] if facts.kind == "lora" else []
+        if facts.own_class:
+            return [*adapter, "from flowgrpo.text.masked_model import load_masked_model"]
         return [*adapter, f"from transformers import {_class(recipe)}, AutoTokenizer"]
     video = ["from diffusers.utils import export_to_video"] if facts.video else []
     pictures = ["from diffusers.utils import load_image"] if facts.pictures else []
@@ -130,6 +132,16 @@ def _of_words(recipe: TextRecipe | MaskedRecipe, facts: CardFacts) -> list[str]:
 
 def _of_masks(recipe: MaskedRecipe, facts: CardFacts) -> list[str]:
     count = recipe.generation.tokens
+    if facts.own_class:
+        source, chat = "BASE" if facts.kind == "lora" else "RESULT", recipe.model.chat
+        options = f"dtype=torch.{recipe.model.dtype}" + ("" if chat is None else f", chat={chat}")
+        return [
+            f"language = load_masked_model({source}, {options})",
+            *(["PeftModel.from_pretrained(language.model, RESULT)"] if facts.kind == "lora" else []),
+            f"masks = torch.full((1, {count}), language.mask)",
+            'logits = language.logits([language.encode("a prompt")], masks)',
+            "print(language.decode(logits[0].argmax(-1).tolist()))  # all masks in one step",
+        ]
     return [
         *_of_words(recipe, facts),
         f'inputs = tokenizer("a prompt" + {count} * tokenizer.mask_token, return_tensors="pt")',

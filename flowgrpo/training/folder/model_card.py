@@ -47,6 +47,7 @@ class CardFacts:
         video: whether the samples are videos.
         pictures: whether each prompt has a picture.
         chat: whether prompts go through a chat template.
+        own_class: whether the class of the language model is flowgrpo's, because transformers has none.
     """
 
     kind: str
@@ -60,6 +61,7 @@ class CardFacts:
     video: bool = False
     pictures: bool = False
     chat: bool = False
+    own_class: bool = False
 
 
 def card_text(recipe: AnyRecipe, metrics: Sequence[Mapping[str, Any]], facts: CardFacts) -> str:
@@ -123,7 +125,8 @@ def _head(recipe: AnyRecipe, facts: CardFacts, base: str | None) -> dict[str, An
         head["base_model"] = base
         head["base_model_relation"] = "adapter" if facts.kind == "lora" else "finetune"
     head["library_name"] = "diffusers" if not text else "peft" if facts.kind == "lora" else "transformers"
-    head["pipeline_tag"] = "fill-mask" if isinstance(recipe, MaskedRecipe) else pipeline_tag(text, facts)
+    fills = isinstance(recipe, MaskedRecipe) and not facts.own_class
+    head["pipeline_tag"] = "fill-mask" if fills else pipeline_tag(text, facts)
     head["tags"] = ["flowgrpo", "reinforcement-learning", "grpo", *(["lora"] if facts.kind == "lora" else [])]
     return head
 

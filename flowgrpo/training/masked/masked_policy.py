@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +21,8 @@ from ...text.broken import refuse_nan
 from ...text.masked_model import Frame, MaskedLanguageModel
 from ...text.model import LanguageWeights
 from ..prompts.room import check_room
+
+Messages = Sequence[Mapping[str, str]]
 
 
 @dataclass(frozen=True)
@@ -92,15 +94,27 @@ class MaskedPolicy:
         order = recipe.sampler.order.make()
         self.moves = MaskMoves(recipe.generation.tokens, language.mask, order, self.device)
         self._frames: dict[str, Frame] = {}
+        self._talks: dict[str, Messages | None] = {}
 
-    def frame(self, prompt: str) -> Frame:
+    def frame(self, prompt: str, messages: Messages | None = None) -> Frame:
         """The token ids around a completion of a prompt; each prompt is encoded once.
 
+        Args:
+            prompt: the text of the prompt.
+            messages: the conversation whose last message is the prompt, if it is one. It is needed the first time only.
+
         Raises:
-            ValueError: the prompt and the completion are longer than the model takes.
+            ValueError: the prompt and the completion are longer than the model takes, or another conversation ended
+                with the same message.
         """
+        if messages is not None and self._talks.get(prompt, messages) != messages:
+            raise ValueError(
+                f"two conversations end with the message {prompt!r:.200}, and a masked model tells prompts apart by "
+                "their last message; make the messages different"
+            )
         if prompt not in self._frames:
-            frame = self.language.encode(prompt)
+            frame = self.language.encode(prompt, messages)
+            self._talks[prompt] = messages
             if self.language.positions is not None:
                 given, tokens = sum(map(len, frame)), self.recipe.generation.tokens
                 check_room(self.language.positions, prompt, given, tokens, "generation.tokens")

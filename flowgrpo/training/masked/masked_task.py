@@ -126,6 +126,8 @@ class MaskedTask(PolicyTask):
         seeds: Sequence[int] | None = None,
     ) -> UnmaskedTexts:
         prompts, chunks = tuple(row.text for row in rows), []
+        for row in rows:
+            self.policy.frame(row.text, row.messages)
         for chunk in chunks_of(len(rows), size):
             mine = None if seeds is None else seeds[chunk.start * plan.roots : chunk.stop * plan.roots]
             with clock.part("sampling"):

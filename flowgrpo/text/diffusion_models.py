@@ -1,0 +1,44 @@
+"""Diffusion language models that transformers has no class for, by the `model_type` of their config.json.
+
+Their published folders bring code. The code is not run: the classes are here, and the tokenizers are the library's.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..weights.json_files import read_json_object
+
+DIFFUSION_TYPES = ("llada", "Dream")
+"""LLaDA; Dream, and DiffuCoder with its layers."""
+
+
+def type_of(path: str) -> str | None:
+    """The `model_type` of a folder or a hub id if a class for it is here, and None otherwise."""
+    from transformers import PretrainedConfig
+
+    if Path(path).is_dir():
+        found = read_json_object(Path(path) / "config.json").get("model_type")
+    else:
+        found = PretrainedConfig.get_config_dict(path)[0].get("model_type")
+    return found if found in DIFFUSION_TYPES else None
+
+
+def model_class(kind: str) -> Any:
+    """The class of a type's models."""
+    if kind == "llada":
+        from .llada import LLaDAModelLM
+
+        return LLaDAModelLM
+    from .dream import DreamModel
+
+    return DreamModel
+
+
+def tokenizer_class(kind: str) -> Any:
+    """The class of a type's tokenizers."""
+    # The names of newer versions are others, and these are known to all supported versions.
+    from transformers import PreTrainedTokenizerFast, Qwen2TokenizerFast
+
+    return PreTrainedTokenizerFast if kind == "llada" else Qwen2TokenizerFast

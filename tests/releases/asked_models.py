@@ -1,0 +1,74 @@
+"""What the released code of diffusion language models is asked: the logits of a tiny model.
+
+The code runs with transformers 4.56 and needs einops; it does not run with transformers 5.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tests.releases.asking import Names, Question, drawn
+from tests.releases.sources import FAST_DLLM
+
+LLADA = {
+    "vocab_size": 30, "embedding_size": 32, "d_model": 16, "n_heads": 4, "n_kv_heads": 2, "n_layers": 2,
+    "mlp_hidden_size": 24, "max_sequence_length": 16, "rope_theta": 500000.0, "rms_norm_eps": 1e-5,
+    "mask_token_id": 29, "weight_tying": False,
+}  # fmt: skip
+# The published code names every choice.
+CHOICES = {
+    "block_type": "llama", "layer_norm_type": "rms", "activation_type": "silu", "rope": True,
+    "rope_full_precision": True, "alibi": False, "flash_attention": False, "attention_layer_norm": False,
+    "attention_layer_norm_with_affine": True, "layer_norm_with_affine": True, "bias_for_layer_norm": False,
+    "include_bias": False, "include_qkv_bias": False, "input_emb_norm": False, "scale_logits": False,
+    "attention_dropout": 0.0, "residual_dropout": 0.0, "embedding_dropout": 0.0, "block_group_size": 1,
+    "use_cache": False,
+}  # fmt: skip
+DREAM = {
+    "vocab_size": 32, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 16, "rope_theta": 1000000.0, "rms_norm_eps": 1e-6,
+    "mask_token_id": 29, "pad_token_id": 0,
+}  # fmt: skip
+IDS = [[3, 7, 11, 29, 29, 2, 29], [5, 1, 29, 8, 29, 29, 4]]
+
+
+def with_drawn_weights(model: nn.Module) -> Any:
+    """The model in evaluation mode, with weights that depend on their names alone."""
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            seed = sum((place + 1) * ord(letter) for place, letter in enumerate(name))
+            weight.copy_(drawn(seed, *weight.shape) * 0.3 + float(weight.dim() == 1))
+    return model.eval()
+
+
+def llada(names: Names) -> dict[str, Any]:
+    """The logits of LLaDA, at every position."""
+    model = with_drawn_weights(names["LLaDAModelLM"](names["LLaDAConfig"](**LLADA, **CHOICES)))
+    return {"logits": model(input_ids=torch.tensor(IDS)).logits, "weights": sizes(model)}
+
+
+def dream(names: Names) -> dict[str, Any]:
+    """The logits of Dream as its sampler uses them: moved by a position, and the first position's own."""
+    model = with_drawn_weights(names["DreamModel"](names["DreamConfig"](**DREAM)))
+    found: Tensor = model(input_ids=torch.tensor(IDS)).logits
+    return {"logits": torch.cat([found[:, :1], found[:, :-1]], dim=1), "weights": sizes(model)}
+
+
+def sizes(model: nn.Module) -> dict[str, list[int]]:
+    """The names and shapes of the weights."""
+    return {name: list(weight.shape) for name, weight in model.named_parameters()}
+
+
+MODELS: dict[str, Question] = {
+    "llada_logits": Question(
+        *FAST_DLLM, "llada/model/modeling_llada.py", ("LLaDAModelLM", "LLaDAConfig"), llada,
+        package=("configuration_llada.py",),
+    ),
+    "dream_logits": Question(
+        *FAST_DLLM, "dream/model/modeling_dream.py", ("DreamModel", "DreamConfig"), dream,
+        package=("configuration_dream.py", "generation_utils.py"),
+    ),
+}  # fmt: skip

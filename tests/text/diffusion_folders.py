@@ -1,0 +1,83 @@
+"""Tiny LLaDA and Dream folders with random weights, laid out as the published ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from flowgrpo.text.dream import DreamConfig, DreamModel
+from flowgrpo.text.llada import LLaDAConfig, LLaDAModelLM
+
+BYTES = {letter: place for place, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+LLADA_CHAT = (
+    "{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m['role'] }}<|end_header_id|>\n\n"
+    "{{ m['content'] | trim }}<|eot_id|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+)
+DREAM_CHAT = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+DREAM_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|beginoftext|>", "<|mask|>")
+
+
+def llada_folder(folder: Path, **changes: Any) -> Path:
+    """LLaDA: its tokenizer has no name for the mask token."""
+    tokens = Tokenizer(models.BPE(vocab=BYTES, merges=[]))
+    tokens.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokens.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=tokens, bos_token="<|startoftext|>", eos_token="<|endoftext|>", pad_token="<|endoftext|>",
+        additional_special_tokens=["<|mdm_mask|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"],
+    )  # fmt: skip
+    tokenizer.chat_template = LLADA_CHAT
+    tokenizer.save_pretrained(folder)
+    config = LLaDAConfig(
+        vocab_size=len(tokenizer), embedding_size=264, d_model=32, n_heads=4, n_kv_heads=2, n_layers=2,
+        mlp_hidden_size=48, max_sequence_length=128, eos_token_id=tokenizer.eos_token_id,
+        mask_token_id=tokenizer.convert_tokens_to_ids("<|mdm_mask|>"), block_type="llama", layer_norm_type="rms",
+        rope=True, auto_map={"AutoModel": "modeling_llada.LLaDAModelLM"}, **changes,
+    )  # fmt: skip
+    return _written(LLaDAModelLM, config, folder)
+
+
+def dream_folder(folder: Path) -> Path:
+    """Dream: its tokenizer is of a class that comes with the weights."""
+    folder.mkdir(parents=True)
+    special = {str(len(BYTES) + place): token for place, token in enumerate(DREAM_SPECIAL)}
+    flags = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
+    settings = {
+        "added_tokens_decoder": {place: {"content": token, **flags} for place, token in special.items()},
+        "bos_token": "<|beginoftext|>", "eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>",
+        "mask_token": "<|mask|>", "tokenizer_class": "DreamTokenizer", "chat_template": DREAM_CHAT,
+        "auto_map": {"AutoTokenizer": ["tokenization_dream.DreamTokenizer", None]},
+    }  # fmt: skip
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "vocab.json").write_text(json.dumps(BYTES))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    config = DreamConfig(
+        vocab_size=264, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=128, rope_theta=1000000.0, mask_token_id=len(BYTES) + 4,
+        pad_token_id=len(BYTES), auto_map={"AutoModel": "modeling_dream.DreamModel"},
+    )  # fmt: skip
+    return _written(DreamModel, config, folder)
+
+
+FOLDERS = {"llada": llada_folder, "dream": dream_folder}
+
+
+def _written(kind: Any, config: Any, folder: Path) -> Path:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        model = kind(config)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.mul_(6)
+    model.save_pretrained(folder)
+    return folder
