@@ -18,7 +18,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from ..core.categorical import pick, tempered, token_log_probs
+from ..core.categorical import NUMBERS, pick, tempered, token_log_probs
 from ..parts.ranges import Count, NotNegative
 from .kernels import Coefficients, Kernel
 from .moves import Moved
@@ -155,7 +155,11 @@ class MaskMoves:
         masked = x == self.mask
         logits = self._open(prediction)
         drawn = x.clone()
-        drawn[masked] = pick(tempered(logits[masked], coefficients.std), draws[:, 0][masked])[0]
+        places = masked.nonzero()
+        # A draw needs several numbers of float32 and float64 for each logit, so few masks are drawn at a time.
+        for row, column in (part.unbind(1) for part in places.split(max(NUMBERS // logits.shape[-1], 1))):
+            chosen = tempered(logits[row, column], coefficients.std)
+            drawn[row, column] = pick(chosen, draws[row, 0, column])[0]
         counts = self._counts(masked, coefficients.sigma_next)
         if self.pace is not None:
             counts = self.pace(masked.sum(1), coefficients.sigma, coefficients.sigma_next, keys)

@@ -7,12 +7,14 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
 from flowgrpo.core.addressing import address
+from flowgrpo.samplers import unmasking
 from flowgrpo.samplers.plan_parts import Setting, window
 from flowgrpo.samplers.plans import Plan, StepPlan, branch_plan, spine_plan, window_plan
 from flowgrpo.samplers.rollout import RolloutRunner
@@ -30,6 +32,7 @@ from flowgrpo.samplers.unmasking import (
     without_mask,
 )
 from flowgrpo.samplers.windows import progressive
+from tests.allocation import most_bytes
 
 VOCABULARY, MASK, LENGTH = 4, 3, 4
 KERNEL = unmask_kernel(1.0)
@@ -224,3 +227,26 @@ def test_the_temperature_flattens_the_draw() -> None:
         plan = window_plan(mask_levels(LENGTH, 1), [0], unmask_kernel(temperature), samples=4)
         found = run(plan, keys=[address(3)])
         assert torch.allclose(found.transitions[0].token_log_prob, torch.tensor(wanted), atol=2e-3)
+
+
+def drawn_step(moves: MaskMoves, logits: Tensor) -> tuple[Tensor, Tensor]:
+    x = torch.full(logits.shape[:2], MASK)
+    coefficients = Plan((1.0, 0.5, 0.0), (StepPlan(kernel=unmask_kernel(0.8)),) * 2).coefficients(0)[0]
+    found = moves.sample(logits, x, coefficients, range(len(x)), [0] * len(x), None, None)
+    return found.x, found.log_prob
+
+
+def test_how_many_masks_are_drawn_at_once_makes_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = torch.randn(3, 6, 9, generator=torch.Generator().manual_seed(2))
+    moves = MaskMoves(6, MASK, confidence)
+    whole = drawn_step(moves, logits)
+    monkeypatch.setattr(unmasking, "NUMBERS", 4 * 9)
+    for found, expected in zip(drawn_step(moves, logits), whole):
+        assert torch.equal(found, expected)
+
+
+def test_a_draw_makes_few_copies_of_the_logits(tmp_path: Path) -> None:
+    """Drawing all masks at once would take 26 bytes for each logit: it needs float32 twice and float64 once."""
+    logits = torch.randn(6, 40, 50_000, generator=torch.Generator().manual_seed(2)).to(torch.bfloat16)
+    moves = MaskMoves(40, MASK, confidence)
+    assert most_bytes(lambda: drawn_step(moves, logits), tmp_path / "trace.json") < 11 * logits.numel()
