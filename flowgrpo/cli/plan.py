@@ -88,9 +88,7 @@ def plan(
         return say(dump_recipe(recipe).rstrip("\n"))
     checked = _checked(recipe, source)
     seen = _prompts_seen(against)
-    if isinstance(recipe, MaskedRecipe):
-        refuse_idle(of_card, f"for {recipe.name}: there is no estimate for a masked language model")
-    if isinstance(recipe, TextRecipe):
+    if isinstance(recipe, TextRecipe | MaskedRecipe):
         timed = {name: of_card[name] for name in ("--sharding", "--utilisation")}
         refuse_idle(timed, f"for {recipe.name}: an estimate of text is of memory alone, without shards")
     say(f"{recipe.name}: {recipe.paper or 'no paper named'}")
@@ -98,13 +96,13 @@ def plan(
         if draw or svg is not None:
             raise ValueError(f"{recipe.name} is a recipe of text, which has no tree of denoising steps to draw")
         _plan_text(recipe)
-        if gpu is not None or gpus is not None or recipe.model.path.partition(":")[0] != "arithmetic":
-            _print_text_estimate(recipe, checked, gpu or "h100", gpus or 1)
+        _print_text_estimate(recipe, checked, gpu, gpus)
         return _print_findings(checked, seen)
     _print_counts(recipe)
     if isinstance(recipe, MaskedRecipe):
         if draw or svg is not None:
             _draw_tree(recipe, iteration, draw, svg)
+        _print_text_estimate(recipe, checked, gpu, gpus)
         return _print_findings(checked, seen)
     _print_sizes(checked)
     if draw or svg is not None:
@@ -286,17 +284,29 @@ def _print_estimate(
         say(f"  note: {sharding} changes nothing here: {why}")
 
 
-def _print_text_estimate(recipe: TextRecipe, checked: Checked, gpu: str, gpus: int) -> None:
+def _print_text_estimate(
+    recipe: TextRecipe | MaskedRecipe, checked: Checked, given: str | None, count: int | None
+) -> None:
+    """Print the estimate of a run of text; for an embedded model only if a card or a number of cards is given."""
     import transformers
 
+    from ..configs.schema import TextRecipe
     from ..estimate.estimates import GPUS
     from ..estimate.language import estimate_text, text_table
+    from ..estimate.masked import estimate_masked
     from ..weights.lora import NoSuchLayer
 
+    if given is None and count is None and recipe.model.path.partition(":")[0] == "arithmetic":
+        return
+    gpu, gpus = given or "h100", count or 1
     # It warns that fused kernels of recurrent layers are missing, which do not matter without numbers.
     transformers.utils.logging.set_verbosity_error()
+    rows = [] if checked.data is None else checked.data.train.rows
     try:
-        found = estimate_text(recipe, [] if checked.data is None else checked.data.train.rows, gpu, gpus)
+        if isinstance(recipe, TextRecipe):
+            found = estimate_text(recipe, rows, gpu, gpus)
+        else:
+            found = estimate_masked(recipe, rows, gpu, gpus)
     except NoSuchLayer:
         raise
     except Exception as error:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-__all__ = ["KNOWN_LANGUAGE_MODELS", "known_config", "shapes_of"]
+from ..text.diffusion_models import model_class, type_of
+
+__all__ = [
+    "KNOWN_DIFFUSION_MODELS", "KNOWN_LANGUAGE_MODELS", "known_config", "known_diffusion_config", "masked_shapes_of",
+    "shapes_of",
+]  # fmt: skip
 
 _QWEN2 = {"model_type": "qwen2", "num_key_value_heads": 2, "vocab_size": 151_936, "tie_word_embeddings": True}
 _QWEN3 = {
@@ -40,6 +47,27 @@ KNOWN_LANGUAGE_MODELS: Mapping[str, Mapping[str, Any]] = {
 """Configurations by the id of the base model; models of the same name with `-Instruct` or `-Base` have these too."""
 
 
+_LLADA = {
+    "d_model": 4096, "n_heads": 32, "n_kv_heads": 32, "n_layers": 32, "mlp_hidden_size": 12_288, "vocab_size": 126_464,
+}  # fmt: skip
+_DREAM = {**_sizes(3584, 28, 28, 18_944), "num_key_value_heads": 4, "vocab_size": 152_064}
+KNOWN_DIFFUSION_MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "GSAI-ML/LLaDA-8B": ("llada", _LLADA),
+    "GSAI-ML/LLaDA-1.5": ("llada", _LLADA),
+    "Dream-org/Dream-v0": ("Dream", _DREAM),
+    "Dream-org/Dream-Coder-v0": ("Dream", _DREAM),
+    "apple/DiffuCoder-7B": ("Dream", _DREAM),
+}
+"""Types and configurations by the id of the base model, without what follows it, such as `-Instruct` or `-Base-7B`."""
+
+
+def known_diffusion_config(path: str) -> Any | None:
+    """The configuration of a known diffusion model of the hub; None for any other."""
+    base = re.sub(r"(-(Base|Instruct|cpGRPO|7B))*$", "", path)
+    kind, entries = KNOWN_DIFFUSION_MODELS.get(base) or KNOWN_DIFFUSION_MODELS.get(f"{base}-7B") or (None, {})
+    return None if kind is None else model_class(kind).config_class(**entries)
+
+
 def known_config(path: str) -> Any | None:
     """The configuration of a known model of the hub; None for any other."""
     from transformers import AutoConfig
@@ -72,3 +100,19 @@ def shapes_of(path: str) -> Any:
                 f"first. Without files the shapes are known of {', '.join(KNOWN_LANGUAGE_MODELS)}"
             ) from error
         return config
+
+
+def masked_shapes_of(path: str) -> Any:
+    """The configuration of a masked language model; no weight is read, and nothing is downloaded.
+
+    Args:
+        path: a folder, a hub id whose configuration is on this machine, or the id of a known model.
+
+    Raises:
+        ValueError: the configuration is not on this machine, and the model is not a known one.
+    """
+    known = known_diffusion_config(path)
+    if known is not None:
+        return known
+    kind = type_of(path) if Path(path).is_dir() else None
+    return shapes_of(path) if kind is None else model_class(kind).config_class.from_pretrained(path)

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..configs.schema import TextRecipe
+from ..configs.schema import MaskedRecipe, TextRecipe
 from ..text.key_value_cache import cache_of, state_bytes
+from ..text.masked_model import MaskedLanguageModel
 from ..text.model import LanguageModel, LanguageWeights
 from ..text.sampling import logits_kept, positions_of
 from ..text.scoring import completion_statistics
@@ -45,6 +46,7 @@ class TextEstimate:
         recomputes: whether gradient checkpointing is on.
         resting: memory that is in use during the whole iteration, by name.
         passing: memory of phases that follow one another, by name.
+        levers: keys of the recipe with which less is sampled at once, and less is scored at once.
     """
 
     gpu: Gpu
@@ -55,6 +57,7 @@ class TextEstimate:
     recomputes: bool
     resting: dict[str, int]
     passing: dict[str, int]
+    levers: tuple[str, str] = ("rollout.batch", "rollout.tokens")
 
     @property
     def peak(self) -> int:
@@ -76,20 +79,14 @@ def estimate_text(recipe: TextRecipe, rows: Sequence[PromptRow], gpu: str = "h10
     Raises:
         ValueError: the GPU or the shapes of the model are unknown, or there are fewer prompts than GPUs.
     """
-    if gpu not in GPUS:
-        raise ValueError(f"no figures for the GPU {gpu!r}; use one of {', '.join(GPUS)}")
+    refuse_cards(recipe, gpu, gpus)
     rollout, generation = recipe.rollout, recipe.generation
-    if gpus > rollout.prompts:
-        raise ValueError(
-            f"rollout.prompts is {rollout.prompts} on {gpus} GPUs, but one GPU makes all samples of a prompt; use "
-            "fewer GPUs, or more prompts"
-        )
     path = language_folder(recipe.model.path)
     found = _longest(recipe, path, rows)
     prompt = min(found or generation.max_prompt_tokens, generation.max_prompt_tokens)
     language = _language(recipe, path)
-    size = sum(tensor.numel() * tensor.element_size() for tensor in _held(language.model))
-    weights = _trained(recipe, language)
+    size = sum(tensor.numel() * tensor.element_size() for tensor in held(language.model))
+    weights = trained_part(recipe, language)
     groups, alone = _scored_together(recipe, prompt, gpus)
     computing = [p for p in language.model.parameters() if p.requires_grad and p.dtype != torch.float32]
     share = Shares.of(recipe, gpus, None)
@@ -108,6 +105,17 @@ def estimate_text(recipe: TextRecipe, rows: Sequence[PromptRow], gpu: str = "h10
     )
 
 
+def refuse_cards(recipe: TextRecipe | MaskedRecipe, gpu: str, gpus: int) -> None:
+    """Raise ValueError if the GPU is unknown, or there are fewer prompts than GPUs."""
+    if gpu not in GPUS:
+        raise ValueError(f"no figures for the GPU {gpu!r}; use one of {', '.join(GPUS)}")
+    if gpus > recipe.rollout.prompts:
+        raise ValueError(
+            f"rollout.prompts is {recipe.rollout.prompts} on {gpus} GPUs, but one GPU makes all samples of a prompt; "
+            "use fewer GPUs, or more prompts"
+        )
+
+
 def scoring_flops(recipe: TextRecipe, prompt: int) -> float:
     """FLOPs to score one of the longest completions of a recipe and to compute its gradient, once.
 
@@ -119,9 +127,9 @@ def scoring_flops(recipe: TextRecipe, prompt: int) -> float:
         ValueError: the shapes of the model are unknown.
     """
     language = _language(recipe, language_folder(recipe.model.path))
-    _trained(recipe, language)
+    trained_part(recipe, language)
     groups, alone = _scored_together(recipe, prompt, 1)
-    with _on_meta() as tally, tally.flops:
+    with on_meta() as tally, tally.flops:
         _score(recipe, language, groups, alone, prompt)
     return tally.total / (groups * alone)
 
@@ -151,8 +159,8 @@ def _mends(found: TextEstimate) -> list[str]:
         ]
     again = "model.gradient_checkpointing: true, or "
     change = {
-        "sampling": "for sampling, a smaller rollout.batch",
-        "training": f"for training, {'' if found.recomputes else again}a smaller rollout.tokens",
+        "sampling": f"for sampling, a smaller {found.levers[0]}",
+        "training": f"for training, {'' if found.recomputes else again}a smaller {found.levers[1]}",
     }
     return [change[name] for name, size in found.passing.items() if rest + size > room]
 
@@ -171,11 +179,13 @@ def _language(recipe: TextRecipe, path: str) -> LanguageModel:
     return LanguageModel(model.eval(), SimpleNamespace(pad_token_id=0, eos_token_id=0))
 
 
-def _held(model: nn.Module) -> list[Tensor]:
+def held(model: nn.Module) -> list[Tensor]:
+    """The weights and the buffers of a model."""
     return [*model.parameters(), *model.buffers()]
 
 
-def _trained(recipe: TextRecipe, language: LanguageModel) -> LanguageWeights:
+def trained_part(recipe: TextRecipe | MaskedRecipe, language: LanguageModel | MaskedLanguageModel) -> LanguageWeights:
+    """The trained weights of a model on `meta`, with gradient checkpointing if the recipe asks for it."""
     if recipe.model.train == "lora":
         weights = LanguageWeights.adapter(language, lora_spec(recipe.model.lora), seed=recipe.run.seed)
     else:
@@ -215,7 +225,7 @@ def _training(
         parameter.grad = torch.empty_like(parameter)
     live = LiveBytes()
     # The counter of FLOPs would keep tensors alive, so it is not used here.
-    with _on_meta(), live:
+    with on_meta(), live:
         _score(recipe, language, groups, alone, prompt)
     return live.most
 
@@ -241,7 +251,7 @@ def _sampling(recipe: TextRecipe, language: LanguageModel, at_once: int, prompt:
     if recipe.generation.engine != "transformers":
         return {}  # an engine of its own takes the share of the GPU that its options name
     model, live = language.model, LiveBytes()
-    with _on_meta(), live, torch.no_grad():
+    with on_meta(), live, torch.no_grad():
         ids = torch.zeros(1, prompt, dtype=torch.long, device="meta")
         mask = torch.ones_like(ids)
         out = model(
@@ -269,7 +279,7 @@ class _Untrue(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def _on_meta() -> Iterator[FlopTally]:
+def on_meta() -> Iterator[FlopTally]:
     """Within this context a language model runs on `meta`, with attention that keeps what a fused kernel keeps.
 
     Yields what counts the FLOPs of attention, and can count the FLOPs of other products.

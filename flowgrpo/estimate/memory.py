@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..configs.schema import Recipe, TextRecipe
+from ..configs.schema import AnyRecipe, Recipe
 from ..parts.traits import keeps_base
 from ..training.planning import Forecast
 from ..training.updating import one_average
@@ -35,7 +35,7 @@ class Shares:
     optimizer: int = 1
 
     @classmethod
-    def of(cls, recipe: Recipe | TextRecipe, processes: int, name: str | None) -> Shares:
+    def of(cls, recipe: AnyRecipe, processes: int, name: str | None) -> Shares:
         """The shares that the launcher would give: a single process has everything, and FSDP2 leaves a LoRA whole.
 
         Raises:
@@ -53,7 +53,7 @@ def _share(numbers: int, processes: int) -> int:
     return 4 * math.ceil(numbers / processes)
 
 
-def averages_of(recipe: Recipe | TextRecipe) -> int:
+def averages_of(recipe: AnyRecipe) -> int:
     """How many averages of the trained weights a run keeps."""
     saved, old = recipe.optimizer.ema, recipe.objective.get("old")
     reference = recipe.reference if isinstance(recipe, Recipe) else None
@@ -62,7 +62,7 @@ def averages_of(recipe: Recipe | TextRecipe) -> int:
 
 
 def at_rest(
-    recipe: Recipe | TextRecipe, name: str, size: int, trained: int, rounded: int, reference: bool, shares: Shares
+    recipe: AnyRecipe, name: str, size: int, trained: int, rounded: int, reference: bool, shares: Shares
 ) -> dict[str, int]:
     """Bytes of a trained model, and of what belongs to its trained weights, by name.
 

@@ -14,14 +14,22 @@ DIFFUSION_TYPES = ("llada", "Dream")
 """LLaDA; Dream, and DiffuCoder with its layers."""
 
 
-def type_of(path: str) -> str | None:
-    """The `model_type` of a folder or a hub id if a class for it is here, and None otherwise."""
+def type_of(path: str, *, local: bool = False) -> str | None:
+    """The `model_type` of a folder or a hub id if a class for it is here, and None otherwise.
+
+    Args:
+        path: a folder, or a hub id.
+        local: whether nothing may be downloaded.
+
+    Raises:
+        OSError: the configuration of the hub id cannot be read.
+    """
     from transformers import PretrainedConfig
 
     if Path(path).is_dir():
         found = read_json_object(Path(path) / "config.json").get("model_type")
     else:
-        found = PretrainedConfig.get_config_dict(path)[0].get("model_type")
+        found = PretrainedConfig.get_config_dict(path, local_files_only=local)[0].get("model_type")
     return found if found in DIFFUSION_TYPES else None
 
 

@@ -119,11 +119,13 @@ def test_unknown_parts_are_refused_by_name():
         plan("flow_grpo+sd3")
 
 
-def test_an_estimate_that_a_masked_model_has_not_is_refused() -> None:
-    done = CliRunner().invoke(app, ["plan", "masked", "--gpu", "h100", "--gpus", "2"])
-    assert done.exit_code == 1
-    said = "--gpu has no effect for masked: there is no estimate for a masked language model; leave"
-    assert said in str(done.exception)
+def test_a_recipe_of_a_masked_model_has_an_estimate_of_memory() -> None:
+    output = plan("masked", "--gpu", "4090", "--gpus", "2")
+    assert "estimate of memory for 2 × RTX 4090, from shapes alone" in output
+    assert re.search(r"sampling \(one at a time\) +\d+\.\d\d\n +training", output)
+    assert "estimate" not in plan("masked")
+    with pytest.raises(ValueError, match="--sharding has no effect for masked"):
+        plan("masked", "--gpu", "h100", "--sharding", "zero2")
 
 
 def test_a_recipe_of_text_has_an_estimate_of_memory() -> None:

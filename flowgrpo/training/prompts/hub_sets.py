@@ -155,7 +155,10 @@ def _not_here(source: PromptSource, why: Exception | None) -> ValueError:
     """The error for a data set, or a split, that is not on this machine; `why` it cannot be downloaded."""
     if why is None:
         return NotFetched(f"{source} is not on this machine; it is downloaded when a run starts")
-    offline = type(why).__name__ == "OfflineModeIsEnabled"
+    from huggingface_hub import constants
+
+    # Older versions of the library have another error once they had a network.
+    offline = type(why).__name__ == "OfflineModeIsEnabled" or constants.HF_HUB_OFFLINE
     reason = (
         "HF_HUB_OFFLINE is set: unset it" if offline else f"the hub gives no answer ({type(why).__name__}): try again"
     )

@@ -1,0 +1,168 @@
+"""Estimates of the memory of a run of a masked language model; docs/estimates.md explains the method."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..configs.schema import MaskedRecipe
+from ..core.categorical import NUMBERS
+from ..samplers.unmasking import reveal_log_probs, without_mask
+from ..text.diffusion_models import DIFFUSION_TYPES, model_class, tokenizer_class, type_of
+from ..text.masked_model import Frame, MaskedLanguageModel
+from ..training.data import PromptRow
+from ..training.model_paths import DTYPES, masked_folder
+from ..training.planning import forecast
+from ..training.prompts.chosen_prompts import places_of
+from ..training.text.answer_objective import compares
+from .estimates import GPUS
+from .footprint import LiveBytes
+from .known_models import masked_shapes_of
+from .language import MEASURED, TextEstimate, held, on_meta, refuse_cards, trained_part
+from .memory import Shares, at_rest
+
+DRAWING = 24
+"""Bytes for each number of the logits from which tokens are drawn, `NUMBERS` at a time: twice float32, and twice
+float64."""
+
+
+def estimate_masked(recipe: MaskedRecipe, rows: Sequence[PromptRow], gpu: str = "h100", gpus: int = 1) -> TextEstimate:
+    """Memory of a recipe of a masked model, without its weights.
+
+    Args:
+        recipe: of a masked model.
+        rows: training prompts; their lengths are counted if the model's tokenizer is on this machine.
+        gpu: a key of `GPUS`.
+        gpus: number of GPUs that share the prompts.
+
+    Raises:
+        ValueError: the GPU or the shapes of the model are unknown, or there are fewer prompts than GPUs.
+    """
+    refuse_cards(recipe, gpu, gpus)
+    rollout, generation, path = recipe.rollout, recipe.generation, masked_folder(recipe.model.path)
+    found = _longest(recipe, path, rows)
+    prompt = min(found or generation.max_prompt_tokens, generation.max_prompt_tokens)
+    language = _language(recipe, path)
+    size = sum(tensor.numel() * tensor.element_size() for tensor in held(language.model))
+    weights = trained_part(recipe, language)
+    computing = [p for p in language.model.parameters() if p.requires_grad and p.dtype != torch.float32]
+    trained, rounded = sum(p.numel() for p in weights.parameters()), sum(p.numel() for p in computing)
+    prompts = math.ceil(rollout.prompts / gpus)
+    each = math.ceil(forecast(recipe).images / rollout.prompts)
+    together = min(rollout.chunk or prompts, prompts) * each
+    for parameter in weights.parameters():
+        parameter.grad = torch.empty_like(parameter)
+    return TextEstimate(
+        gpu=GPUS[gpu],
+        gpus=gpus,
+        prompt=prompt,
+        counted=found is not None,
+        scored=rollout.batch,
+        recomputes=recipe.model.gradient_checkpointing,
+        resting=at_rest(recipe, "model", size, trained, rounded, compares(recipe), Shares.of(recipe, gpus, None)),
+        passing={
+            "sampling": _sampling(recipe, language, together, prompt),
+            "training": _training(recipe, language, together // each, each, prompt),
+        },
+        levers=("rollout.chunk or rollout.batch", "rollout.batch"),
+    )
+
+
+def _language(recipe: MaskedRecipe, path: str) -> MaskedLanguageModel:
+    """The model of a recipe on `meta`, from its configuration on this machine."""
+    from transformers import AutoModelForMaskedLM
+
+    config = masked_shapes_of(path)
+    # Kernels that need a GPU are counted as the fused attention of PyTorch, which keeps as much.
+    options: dict[str, Any] = {"dtype": DTYPES[recipe.model.dtype]}
+    options["attn_implementation"] = "eager" if recipe.model.attention == "eager" else "sdpa"
+    with torch.device("meta"):
+        if config.model_type in DIFFUSION_TYPES:
+            model = model_class(config.model_type)._from_config(config, **options)
+        else:
+            model = AutoModelForMaskedLM.from_config(config, trust_remote_code=False, **options)
+    named = SimpleNamespace(mask_token_id=0, pad_token_id=0, sep_token_id=None, eos_token_id=0)
+    return MaskedLanguageModel(model.eval(), named)
+
+
+def _longest(recipe: MaskedRecipe, path: str, rows: Sequence[PromptRow]) -> int | None:
+    """Tokens of the longest of some prompts; None if they cannot be counted here."""
+    from transformers import AutoTokenizer
+
+    model, some = recipe.model, [rows[place] for place in places_of(len(rows), MEASURED, "spread")]
+    try:
+        kind = type_of(path, local=True)
+        tokens = AutoTokenizer if kind is None else tokenizer_class(kind)
+        tokenizer = tokens.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        chat = bool(getattr(tokenizer, "chat_template", None)) if model.chat is None else model.chat
+        language = MaskedLanguageModel(None, tokenizer, model.system, chat, model.chat_template_kwargs)
+        return max((sum(map(len, language.encode(row.text, row.messages))) for row in some), default=None)
+    except (OSError, ValueError, TypeError):  # transformers 4.56 has a TypeError for files that are missing
+        return None
+
+
+def _logits(recipe: MaskedRecipe, language: MaskedLanguageModel, rows: int, prompt: int) -> Tensor:
+    """Logits of completions on `meta`, after prompts of the longest length."""
+    frames: list[Frame] = [([1] * prompt, [])] * rows
+    return language.logits(frames, torch.zeros(rows, recipe.generation.tokens, dtype=torch.long, device="meta"))
+
+
+def _sampling(recipe: MaskedRecipe, language: MaskedLanguageModel, together: int, prompt: int) -> int:
+    """Bytes of the logits of all states of a step, and of the pass that makes the last of them.
+
+    Args:
+        recipe: of the run.
+        language: on `meta`.
+        together: number of states of a chunk.
+        prompt: tokens of each prompt.
+    """
+    batch, live = min(recipe.rollout.batch, together), LiveBytes()
+    with on_meta(), live, torch.no_grad():
+        found = _logits(recipe, language, batch, prompt)
+    one, drawn = found.nbytes // batch, min(together * found.numel() // batch, NUMBERS)
+    # A step has the predictions, their rows in the order of the children, and the rows without the mask token.
+    return max(live.most + (together - batch) * one, 3 * together * one + DRAWING * drawn)
+
+
+def _training(recipe: MaskedRecipe, language: MaskedLanguageModel, prompts: int, each: int, prompt: int) -> int:
+    """Most bytes alive at once while a batch is scored and its gradient is computed, gradients left out.
+
+    Args:
+        recipe: of the run.
+        language: on `meta`.
+        prompts: number of prompts of a chunk.
+        each: completions of a prompt.
+        prompt: tokens of each prompt.
+    """
+    batch, likelihood = recipe.rollout.batch, recipe.objective.get("likelihood")
+    if likelihood is not None:
+        passes = len(likelihood.make()(recipe.generation.tokens, torch.Generator()).masked)
+        return _scored(recipe, language, batch, batch, passes, prompt)
+    # The completions of a prompt begin as one state, and each of them is an edge, which has a copy of its logits.
+    first = min(batch, prompts)
+    return max(_scored(recipe, language, *sizes, 1, prompt) for sizes in ((first, first * each), (batch, batch)))
+
+
+def _scored(
+    recipe: MaskedRecipe, language: MaskedLanguageModel, states: int, edges: int, passes: int, prompt: int
+) -> int:
+    live = LiveBytes()
+    with on_meta(), live, torch.enable_grad():
+        total: Any = 0
+        ids = torch.zeros(edges, recipe.generation.tokens, dtype=torch.long, device="meta")
+        for _ in range(passes):
+            logits = without_mask(_logits(recipe, language, states, prompt), language.mask)
+            if recipe.objective.name == "trajectory":
+                logits = logits[torch.zeros(edges, dtype=torch.long, device="meta")]
+            total = total + reveal_log_probs(logits, ids, ids == 0, recipe.generation.temperature)
+            del logits
+        if compares(recipe):
+            with torch.no_grad():
+                _logits(recipe, language, states, prompt)
+        torch.autograd.backward([total.sum()])
+    return live.most
