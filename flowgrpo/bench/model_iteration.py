@@ -17,26 +17,27 @@ from ..training.model_paths import DTYPES, call_arguments, model_folder
 from ..training.planning import forecast
 from ..training.session import Session
 from .measures import Report, Silent, flow_task
-from .text_iteration import text_iteration
+from .text_iteration import masked_iteration, text_iteration
 from .timed_iterations import TimedIterations, checked_but_for_the_model, estimated_peaks, where
 
 
 def iteration(recipe: AnyRecipe, folder: Path, report: Report, repeats: int) -> dict[str, Any]:
     """Seconds by part, and peak memory, of iterations on a model with random weights.
 
-    The first iteration compiles and allocates, and does not count. See `image_iteration` and `text_iteration`.
+    The first iteration compiles and allocates, and does not count. See `image_iteration`, `text_iteration`
+    and `masked_iteration`.
 
     Args:
-        recipe: a recipe of images or of text.
+        recipe: what to measure.
         folder: where a run folder is made.
         report: called with lines of text.
         repeats: number of iterations that count.
 
     Raises:
-        ValueError: the sizes of the model are not known, or the recipe is of a masked language model.
+        ValueError: the sizes of the model are not known.
     """
     if isinstance(recipe, MaskedRecipe):
-        raise ValueError(f"{recipe.name} is a recipe of a masked language model; use a recipe of images or of text")
+        return masked_iteration(recipe, folder, report, repeats)
     if isinstance(recipe, TextRecipe):
         return text_iteration(recipe, folder, report, repeats)
     return image_iteration(recipe, folder, report, repeats)

@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 
-from ..estimate.known_models import shapes_of
+from ..estimate.known_models import masked_shapes_of, shapes_of
+from ..estimate.masked import unread_model
+from ..text.masked_model import MaskedLanguageModel
 from ..text.model import LanguageModel
 
-SPECIAL = ("<end>", "<pad>", "<unk>")
+SPECIAL = ("<end>", "<pad>", "<unk>", "<mask>")
 
 
 def random_language_model(
@@ -44,6 +46,29 @@ def random_language_model(
     return LanguageModel(model.eval(), _tokenizer(config.get_text_config().vocab_size))
 
 
+def random_masked_model(
+    path: str, dtype: torch.dtype, device: torch.device, *, attention: str | None = None, seed: int = 0
+) -> MaskedLanguageModel:
+    """A masked language model of the class and sizes of `path`, as `random_language_model`.
+
+    Args:
+        path: a folder, a hub id whose configuration is on this machine, or a model id of `KNOWN_DIFFUSION_MODELS`.
+        dtype: of the weights.
+        device: where the weights are drawn.
+        attention: transformers' `attn_implementation`.
+        seed: of the weights.
+
+    Raises:
+        ValueError: the shapes of the model are unknown.
+    """
+    config = masked_shapes_of(path)
+    options = {} if attention is None else {"attn_implementation": attention}
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.device(device):
+        torch.manual_seed(seed)
+        model = unread_model(config, dtype=dtype, **options)
+    return MaskedLanguageModel(model.eval(), _tokenizer(config.vocab_size))
+
+
 def numbers(count: int, tokens: int, vocabulary: int, seed: int = 0) -> Iterator[str]:
     """`count` texts of random words, each with `tokens` tokens for a model of `random_language_model`."""
     dice = random.Random(seed)
@@ -57,10 +82,11 @@ def _tokenizer(vocabulary: int) -> Any:
     from tokenizers.pre_tokenizers import WhitespaceSplit
     from transformers import PreTrainedTokenizerFast
 
-    end, pad, unknown = SPECIAL
+    end, pad, unknown, mask = SPECIAL
     words = {word: k for k, word in enumerate([*SPECIAL, *map(str, range(len(SPECIAL), vocabulary))])}
     tokenizer = Tokenizer(WordLevel(words, unk_token=unknown))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=end, pad_token=pad, unk_token=unknown, padding_side="left"
-    )
+        tokenizer_object=tokenizer, eos_token=end, pad_token=pad, unk_token=unknown, mask_token=mask,
+        padding_side="left",
+    )  # fmt: skip

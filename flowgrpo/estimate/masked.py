@@ -75,19 +75,26 @@ def estimate_masked(recipe: MaskedRecipe, rows: Sequence[PromptRow], gpu: str = 
 
 def _language(recipe: MaskedRecipe, path: str) -> MaskedLanguageModel:
     """The model of a recipe on `meta`, from its configuration on this machine."""
-    from transformers import AutoModelForMaskedLM
-
-    config = masked_shapes_of(path)
     # Kernels that need a GPU are counted as the fused attention of PyTorch, which keeps as much.
-    options: dict[str, Any] = {"dtype": DTYPES[recipe.model.dtype]}
-    options["attn_implementation"] = "eager" if recipe.model.attention == "eager" else "sdpa"
+    attention = "eager" if recipe.model.attention == "eager" else "sdpa"
     with torch.device("meta"):
-        if config.model_type in DIFFUSION_TYPES:
-            model = model_class(config.model_type)._from_config(config, **options)
-        else:
-            model = AutoModelForMaskedLM.from_config(config, trust_remote_code=False, **options)
+        model = unread_model(masked_shapes_of(path), dtype=DTYPES[recipe.model.dtype], attn_implementation=attention)
     named = SimpleNamespace(mask_token_id=0, pad_token_id=0, sep_token_id=None, eos_token_id=0)
     return MaskedLanguageModel(model.eval(), named)
+
+
+def unread_model(config: Any, **options: Any) -> Any:
+    """A masked language model of a configuration, on the device of the context, with weights that are not read.
+
+    Args:
+        config: see `masked_shapes_of`.
+        options: dtype and implementation of attention.
+    """
+    from transformers import AutoModelForMaskedLM
+
+    if config.model_type in DIFFUSION_TYPES:
+        return model_class(config.model_type)._from_config(config, **options)
+    return AutoModelForMaskedLM.from_config(config, trust_remote_code=False, **options)
 
 
 def _longest(recipe: MaskedRecipe, path: str, rows: Sequence[PromptRow]) -> int | None:

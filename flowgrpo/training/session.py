@@ -20,7 +20,7 @@ from ..pipelines.placement import place
 from ..pipelines.policy import FlowPolicy
 from ..pipelines.prompt_cache import PromptCache
 from ..rewards.runner import RewardSet
-from ..text.masked_model import load_masked_model
+from ..text.masked_model import MaskedLanguageModel, load_masked_model
 from ..text.model import LanguageModel, LanguageWeights, load_language_model, note_on_experts, reinitialise
 from ..text.sampling import stopping
 from ..weights.kernel_choice import in_a_fixed_order
@@ -74,7 +74,7 @@ class Session:
         recipe: what to do.
         run: the run folder; None for measurements that write nothing.
         checked: the recipe after its check, if the check was made already.
-        model: a pipeline of images or a causal language model that replaces the model of the recipe.
+        model: a pipeline of images or a language model that replaces the model of the recipe.
         doing: is told what is loaded.
 
     Raises:
@@ -126,7 +126,7 @@ class Session:
         if isinstance(recipe, TextRecipe):
             self.task = load_text_task(recipe, checked.folder, self.data, device, self.notes.append, self._model)
         else:
-            self.task = load_masked_task(recipe, checked.folder, self.data, device, self.notes.append)
+            self.task = load_masked_task(recipe, checked.folder, self.data, device, self.notes.append, self._model)
 
     def _make_rewards(self) -> None:
         """Make the rewards before the model, so that a fault of a reward is reported without a wait."""
@@ -308,8 +308,15 @@ def load_text_task(
     return TextTask(recipe, TextPolicy(language, weights, recipe))
 
 
-def load_masked_task(recipe: MaskedRecipe, folder: str, data: Data, device: torch.device, note: Note) -> MaskedTask:
-    """Load a masked language model, add the trained weights and check that every prompt can be encoded.
+def load_masked_task(
+    recipe: MaskedRecipe,
+    folder: str,
+    data: Data,
+    device: torch.device,
+    note: Note,
+    language: MaskedLanguageModel | None = None,
+) -> MaskedTask:
+    """Load a masked language model unless it is given, add the trained weights, and check that each prompt is encoded.
 
     `note` is told how many prompts are left out.
 
@@ -317,10 +324,11 @@ def load_masked_task(recipe: MaskedRecipe, folder: str, data: Data, device: torc
         ValueError: a prompt is longer than the recipe allows, or the model has no room for it and its completion.
     """
     model = recipe.model
-    language = load_masked_model(
-        folder, dtype=DTYPES[model.dtype], attention=model.attention, chat=model.chat, system=model.system,
-        chat_template_kwargs=model.chat_template_kwargs,
-    )  # fmt: skip
+    if language is None:
+        language = load_masked_model(
+            folder, dtype=DTYPES[model.dtype], attention=model.attention, chat=model.chat, system=model.system,
+            chat_template_kwargs=model.chat_template_kwargs,
+        )  # fmt: skip
     language.model.to(device)
     if model.train == "lora":
         weights = LanguageWeights.adapter(language, lora_spec(model.lora), seed=recipe.run.seed)

@@ -12,11 +12,14 @@ from typer.testing import CliRunner
 from flowgrpo.bench.model_iteration import iteration
 from flowgrpo.cli.app import app
 from flowgrpo.configs.load import load_image_recipe, load_recipe
+from flowgrpo.estimate.known_models import masked_shapes_of
 from flowgrpo.pipelines.architectures import KNOWN, architecture_of, built
 from flowgrpo.pipelines.conformance import conform as run
 from flowgrpo.pipelines.denoiser import Denoiser
 from flowgrpo.pipelines.random_weights import random_pipeline
+from flowgrpo.worlds.arithmetic.masked_building import build_masked_model
 from flowgrpo.worlds.arithmetic.problems import build_model
+from tests.text.diffusion_folders import FOLDERS
 
 CPU = torch.device("cpu")
 
@@ -170,12 +173,35 @@ def test_equal_commands_measure_equal_work(shapes: Path, tmp_path: Path) -> None
     assert one["tokens"] == other["tokens"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("recipe", "kind"), [("masked", "llada"), ("diffu_grpo", "dream"), ("masked", "bert")])
+def test_a_masked_model_is_measured_with_its_configuration_alone(recipe: str, kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    if kind == "bert":
+        build_masked_model(300, width=32, layers=2, heads=2).config.save_pretrained(path)
+    else:
+        masked_shapes_of(str(FOLDERS[kind](tmp_path / "whole"))).save_pretrained(path)
+    words = [f"model.path={path}", "data.train=none.txt", "data.heldout=none.txt", "sampler.steps=4"]
+    words += ["generation={tokens: 8, max_prompt_tokens: 20}", "rollout={prompts: 2, group: 4, batch: 8}"]
+    out = tmp_path / "figures.json"
+    result = CliRunner().invoke(app, ["bench", "iteration", recipe, *words, "--repeats", "2", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    found = json.loads(out.read_text())
+    assert found["class"] == {"llada": "LLaDAModelLM", "dream": "DreamModel", "bert": "BertForMaskedLM"}[kind]
+    assert (found["completions"], found["prompt_tokens"], len(found["seconds"])) == (8, 20, 2)
+    # The completions of a prompt begin as one state.
+    assert found["states"] == [2 * (1 + 3 * 4)] * 2
+    assert found["first_error"] == 0
+    assert all(norm > 0 for norm in found["grad_norm"])
+    assert "8 completions of 8 tokens after prompts of 20" in result.output
+
+
 @pytest.mark.parametrize(
     ("recipe", "words", "said"),
     [
         ("text", ["generation.engine=vllm"], "generation.engine is vllm, which reads real weights; write"),
         ("text", ["model.path=someone/else"], "the configuration of someone/else is not on this machine"),
-        ("masked", [], "masked is a recipe of a masked language model; use a recipe of images or of text"),
+        ("masked", ["model.path=someone/else"], "the configuration of someone/else is not on this machine"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(recipe: str, words: list[str], said: str, tmp_path: Path) -> None:
