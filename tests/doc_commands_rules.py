@@ -399,19 +399,24 @@ def _check_reward(reader: Reader, words: list[str], example: Example) -> list[st
 def _score(reader: Reader, words: list[str], example: Example) -> list[str]:
     told = given(["rewards", "score"], words)
     put_reward_files(reader, told["rewards"], [])
-    samples = str(told["samples"])
-    if Path(samples).suffix:
+    put_samples(reader, Path(told["samples"]))
+    return words
+
+
+def put_samples(reader: Reader, samples: Path) -> None:
+    """Make a list of completions if a file is named, and else pictures."""
+    if samples.suffix:
         put_prompts(reader.home / samples, text=True, completions=("3", "4"))
     else:
-        put_pictures(reader, Path(samples))
-    return words
+        put_pictures(reader, samples)
 
 
 @rule("rewards", "compare")
 def _compare(reader: Reader, words: list[str], example: Example) -> list[str]:
     told = given(["rewards", "compare"], words)
     put_reward_files(reader, told["rewards"], [])
-    put_pictures(reader, told["images"])
+    if told["samples"] is not None:
+        put_samples(reader, Path(told["samples"]))
     if told["votes"] is not None and not (reader.home / told["votes"]).exists():
         put_votes(reader, str(told["votes"]))
     return [_content_with_few(word) if word.startswith("{name: choices") else word for word in words]
