@@ -163,7 +163,7 @@ def sample(
 
     index, _ = sample_texts(
         model, rows, out, seed=seed, count=count, temperature=temperature, overrides=overrides, base=base,
-        checkpoint=checkpoint, made=made,
+        checkpoint=checkpoint, masked=kind == "masked", made=made,
     )  # fmt: skip
     say(f"written to {index}")
 

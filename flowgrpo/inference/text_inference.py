@@ -13,6 +13,7 @@ from ..configs.load import load_recipe
 from ..configs.schema import MaskedModelConfig, MaskedRecipe, Recipe, TextRecipe
 from ..configs.yaml_text import read_yaml_mapping
 from ..core.addressing import address
+from ..text.diffusion_models import type_of
 from ..text.masked_model import load_masked_model
 from ..text.model import LanguageModel, LanguageWeights, load_language_model, reinitialise
 from ..text.model_folder import is_masked_folder
@@ -26,11 +27,14 @@ from ..training.planning import steps_of
 from ..training.session import lora_spec
 from ..training.text.text_policy import Completions, TextPolicy
 from ..training.text.text_task import TextTask
+from ..weights.pipeline_folders import from_hub
 from .checkpoints import find_checkpoint, hint_of, iterations_of, load_checkpoint
 from .kept_samples import PHASE, KeptSamples, new_index
 from .opening import is_run, recipe_of_run, refuse_other_path, run_config
 
 WordsRecipe = TextRecipe | MaskedRecipe
+STEPS = 128
+"""Most steps of a diffusion language model outside a run."""
 
 
 def task_of(model: str) -> Literal["images", "text", "masked"] | None:
@@ -55,10 +59,15 @@ def task_of(model: str) -> Literal["images", "text", "masked"] | None:
     return "masked" if is_masked_folder(folder) else "text"
 
 
-def recipe_of(model: str, overrides: Sequence[str] = ()) -> WordsRecipe:
+def recipe_of(model: str, overrides: Sequence[str] = (), *, masked: bool = False) -> WordsRecipe:
     """The recipe of a run of text; for another model, a recipe whose model and lengths are the schema's defaults.
 
     The lengths of the embedded masked model are as it was trained.
+
+    Args:
+        model: a run folder, a model folder, a hub id or an embedded model.
+        overrides: changed keys.
+        masked: whether a hub id is of a masked model; of other models, the files tell.
 
     Raises:
         ValueError: the model is a run of images, the schema refuses an override, or an override says which weights a
@@ -66,14 +75,27 @@ def recipe_of(model: str, overrides: Sequence[str] = ()) -> WordsRecipe:
     """
     if is_run(model):
         recipe = recipe_of_run(model, overrides, rewards=False)
-    elif task_of(model) == "masked":
+    elif masked or task_of(model) == "masked":
         plain = [] if model == MASKED else ["model={}", "generation={}", "sampler.steps=8", "rollout.batch=64"]
-        recipe = load_recipe("masked", [*plain, *overrides])
+        recipe = load_recipe("masked", [*plain, *_as_published(model, [*plain, *overrides]), *overrides])
     else:
         recipe = load_recipe("text", ["model={}", "generation={}", "evaluate.batch=64", *overrides])
     if isinstance(recipe, Recipe):
         raise ValueError(f"{model} is a run of images, and makes no completions; name a run or a model of text")
     return recipe
+
+
+def _as_published(model: str, words: Sequence[str]) -> list[str]:
+    """How the published code of a diffusion language model samples: in blocks of 32 tokens, in up to 128 steps."""
+    if model == MASKED:
+        return []
+    with from_hub(model):
+        kind = type_of(model)
+    if kind is None:
+        return []
+    given = load_recipe("masked", [*words, "sampler.steps=1"])
+    assert isinstance(given, MaskedRecipe)
+    return [f"sampler.steps={min(given.generation.tokens, STEPS)}", "sampler.order={name: blocks, size: 32}"]
 
 
 def open_language_model(
@@ -182,6 +204,7 @@ def sample_texts(
     overrides: Sequence[str] = (),
     base: bool = False,
     checkpoint: str | None = None,
+    masked: bool = False,
     made: Callable[[Sequence[PromptRow], Completions | UnmaskedTexts], None] | None = None,
 ) -> tuple[Path, list[str]]:
     """Complete prompts, and write the completions with the fields of a run's `samples/index.jsonl`, batch by batch.
@@ -200,6 +223,7 @@ def sample_texts(
         overrides: changed keys of the run's recipe, or of the defaults if the model is not a run.
         base: for a run, use the model before training.
         checkpoint: for a run, use this checkpoint.
+        masked: as in `recipe_of`.
         made: called with the prompts and the completions of each batch, after they are written.
 
     Returns:
@@ -210,7 +234,7 @@ def sample_texts(
             given to a model without a chat template.
     """
     new_index(out, "sampled")
-    recipe = recipe_of(model, overrides)
+    recipe = recipe_of(model, overrides, masked=masked)
     heat = recipe.generation.temperature if temperature is None else temperature
     task = text_task(model, recipe, base=base, checkpoint=checkpoint)
     kept = KeptSamples(out, 0 if base else iterations_done(model, checkpoint), PHASE, "sampled")

@@ -82,7 +82,7 @@ class LLaDAConfig(PretrainedConfig):
     @property
     def key_heads(self) -> int:
         """Number of heads of keys and values."""
-        return self.n_kv_heads or self.n_heads
+        return self.n_kv_heads or (1 if getattr(self, "multi_query_attention", None) else self.n_heads)
 
     def faults(self) -> list[str]:
         """Settings of layers that `LLaDAModelLM` does not have, one message for each."""

@@ -106,7 +106,8 @@ def _has_own_class(folder: Path, recipe: MaskedRecipe, language: Any) -> bool:
     """Whether the class of a masked language model is here, and not in transformers."""
     if language is not None:
         return bool(language.model.config.model_type in DIFFUSION_TYPES)
-    places = [place for place in (folder, Path(recipe.model.path)) if (place / "config.json").is_file()]
-    with suppress(ValueError, OSError):
-        return any(type_of(str(place)) is not None for place in places)
+    for place in (str(folder), recipe.model.path):
+        with suppress(ValueError, OSError):
+            if type_of(place, local=True) is not None:
+                return True
     return False

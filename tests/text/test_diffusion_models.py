@@ -10,7 +10,8 @@ import torch
 
 from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
-from flowgrpo.configs.schema import MaskedRecipe
+from flowgrpo.configs.schema import MaskedRecipe, TextRecipe
+from flowgrpo.inference import text_inference
 from flowgrpo.inference.text_inference import open_weights, recipe_of, task_of
 from flowgrpo.text.masked_model import MaskedLanguageModel, load_masked_model
 from flowgrpo.text.model_folder import check_language_folder
@@ -88,6 +89,24 @@ def test_prompts_go_through_the_chat_template(folders: dict[str, Path], kind: st
         plain.encode("2+2?", talk)
     with pytest.raises(ValueError, match=r"chat_template_kwargs\.tone: .* does not read 'tone'"):
         loaded(folders, kind, chat_template_kwargs={"tone": "kind"})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_plain_model_samples_as_the_published_code_does(folders: dict[str, Path], kind: str) -> None:
+    def steps(*words: str) -> tuple[int, str]:
+        recipe = recipe_of(str(folders[kind]), words)
+        assert isinstance(recipe, MaskedRecipe)
+        return recipe.sampler.steps, recipe.sampler.order.short
+
+    assert steps() == (128, "blocks")
+    assert steps("generation.tokens=16") == (16, "blocks")
+    assert steps("sampler.steps=4", "sampler.order={name: random}") == (4, "random")
+
+
+def test_a_hub_id_is_of_a_masked_model_if_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_inference, "type_of", lambda path: "llada")
+    assert isinstance(recipe_of("someone/model", masked=True), MaskedRecipe)
+    assert isinstance(recipe_of("someone/model"), TextRecipe)
 
 
 def words_of(folder: Path, data: Path, train: str) -> list[str]:
