@@ -1,10 +1,11 @@
-"""What the released code of diffusion language models is asked: the logits of a tiny model.
+"""What the released code of diffusion language models is asked: the logits of a tiny model, and texts of its sampler.
 
-The code runs with transformers 4.56 and needs einops; it does not run with transformers 5.
+The models run with transformers 4.56 and need einops; they do not run with transformers 5.
 """
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -57,12 +58,46 @@ def dream(names: Names) -> dict[str, Any]:
     return {"logits": torch.cat([found[:, :1], found[:, :-1]], dim=1), "weights": sizes(model)}
 
 
+PROMPT, BLOCKS = [3, 7, 1], ((16, 16, 4), (16, 8, 8), (32, 16, 8), (24, 12, 24))
+
+
+def masked_logits(x: Tensor) -> Tensor:
+    """Logits [N, W, V] of tokens [N, W], in which each position depends on all tokens; any fixed function will do."""
+    size, width = LLADA["vocab_size"], 64
+    here, there = drawn(1, size, size), drawn(2, width, size, size)
+    seen = there[torch.arange(x.shape[1]), x].sum(1, keepdim=True) / x.shape[1] ** 0.5
+    found = here[x] + seen * (1 + torch.arange(x.shape[1])[:, None] % 5) + drawn(3, width, size)[: x.shape[1]]
+    # LLaDA's sampler does not end if the model draws the mask token.
+    return found.index_fill(-1, torch.tensor(LLADA["mask_token_id"]), -30.0)
+
+
+def llada_texts(names: Names) -> dict[str, Any]:
+    """What LLaDA's sampler writes without noise, for several lengths, numbers of steps and blocks."""
+
+    class Model:
+        device = torch.device("cpu")
+
+        def __call__(self, x: Tensor) -> Any:
+            return SimpleNamespace(logits=masked_logits(x))
+
+    rows = []
+    for tokens, steps, size in BLOCKS:
+        found = names["generate"](
+            Model(), torch.tensor([PROMPT]), steps=steps, gen_length=tokens, block_length=size,
+            mask_id=LLADA["mask_token_id"],
+        )[0]  # fmt: skip
+        rows.append({"tokens": tokens, "steps": steps, "size": size, "text": found[0, len(PROMPT) :]})
+    return {"texts": rows}
+
+
 def sizes(model: nn.Module) -> dict[str, list[int]]:
     """The names and shapes of the weights."""
     return {name: list(weight.shape) for name, weight in model.named_parameters()}
 
 
+SAMPLER = ("add_gumbel_noise", "get_num_transfer_tokens", "get_transfer_index", "generate")
 MODELS: dict[str, Question] = {
+    "llada_texts": Question(*FAST_DLLM, "llada/generate.py", SAMPLER, llada_texts),
     "llada_logits": Question(
         *FAST_DLLM, "llada/model/modeling_llada.py", ("LLaDAModelLM", "LLaDAConfig"), llada,
         package=("configuration_llada.py",),

@@ -20,7 +20,8 @@ What is compared:
 - Pref-GRPO: the KL, the loss, and the advantages of several rewards.
 - DiffusionNFT, AWM, DGPO: the loss, its gradient, and the decay of the average. AWM with its KL and its trust term,
   DGPO with its clip and its KL.
-- LLaDA and Dream: the logits and the names of the weights, of a copy of the code that their weights bring.
+- LLaDA and Dream: the logits and the names of the weights, of a copy of the code that their weights bring. LLaDA: the
+  tokens that its sampler writes in blocks without noise.
 - Neighbor GRPO: noises, advantages and loss, of a second author; there is no code of the paper's authors.
 
 What cannot be compared:
