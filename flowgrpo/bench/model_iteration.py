@@ -24,8 +24,8 @@ from .timed_iterations import TimedIterations, checked_but_for_the_model, estima
 def iteration(recipe: AnyRecipe, folder: Path, report: Report, repeats: int) -> dict[str, Any]:
     """Seconds by part, and peak memory, of iterations on a model with random weights.
 
-    The first iteration compiles and allocates, and does not count. See `image_iteration`, `text_iteration`
-    and `masked_iteration`.
+    The first iteration compiles and allocates, and does not count. See `image_iteration`, `text_iteration` and
+    `masked_iteration`.
 
     Args:
         recipe: what to measure.

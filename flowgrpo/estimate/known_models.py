@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..text.diffusion_models import model_class, type_of
@@ -95,10 +94,7 @@ def shapes_of(path: str) -> Any:
     except OSError as error:
         config = known_config(path)
         if config is None:
-            raise ValueError(
-                f"the configuration of {path} is not on this machine; name a folder with the model, or download it "
-                f"first. Without files the shapes are known of {', '.join(KNOWN_LANGUAGE_MODELS)}"
-            ) from error
+            raise _not_here(path, KNOWN_LANGUAGE_MODELS) from error
         return config
 
 
@@ -114,5 +110,18 @@ def masked_shapes_of(path: str) -> Any:
     known = known_diffusion_config(path)
     if known is not None:
         return known
-    kind = type_of(path) if Path(path).is_dir() else None
-    return shapes_of(path) if kind is None else model_class(kind).config_class.from_pretrained(path)
+    from transformers import AutoConfig
+
+    try:
+        kind = type_of(path, local=True)
+        source = AutoConfig if kind is None else model_class(kind).config_class
+        return source.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    except OSError as error:
+        raise _not_here(path, KNOWN_DIFFUSION_MODELS) from error
+
+
+def _not_here(path: str, known: Iterable[str]) -> ValueError:
+    return ValueError(
+        f"the configuration of {path} is not on this machine; name a folder with the model, or download it first. "
+        f"Without files the shapes are known of {', '.join(known)}"
+    )
