@@ -130,7 +130,7 @@ def test_shapes_of_published_models_need_no_download(path: str, kind: str, numbe
 
 def test_other_models_are_not_known(data: Path) -> None:
     assert known_diffusion_config("GSAI-ML/LLaDA-MoE-7B") is None
-    with pytest.raises(ValueError, match="of GSAI-ML/LLaDA-MoE-7B is not .* are known of GSAI-ML/LLaDA-8B, GSAI-ML"):
+    with pytest.raises(ValueError, match=r"of GSAI-ML/LLaDA-MoE-7B is not .* are known of GSAI-ML/LLaDA-8B, GSAI-ML"):
         estimate_masked(recipe("masked", Path("GSAI-ML/LLaDA-MoE-7B"), data), [])
 
 
