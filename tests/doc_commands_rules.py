@@ -44,6 +44,7 @@ from tests.doc_commands_stock import interrupted, put_prompts
 from tests.gallery.voting import Client
 from tests.inference import hub_server
 from tests.rewards.certificate import CERTIFICATE, KEY
+from tests.text.diffusion_folders import llada_folder
 from tests.tiny_rewards import save_open_clip
 
 # Large enough that the memory of a forward and backward pass can be measured in an almost empty process.
@@ -173,6 +174,9 @@ def _sample(reader: Reader, words: list[str], example: Example) -> list[str]:
     model = asked["model"]
     if asked["animation"] is not None:
         return [*("film" if word == model else word for word in words), *_put_film_model(reader)]
+    if "LLaDA" in model:
+        tiny = str(llada_folder(reader.home / "llada"))
+        return [*(tiny if word == model else word for word in words), "--max-tokens", "8"]
     put = put_model(reader, model)
     return [put if word == model else word for word in words]
 
