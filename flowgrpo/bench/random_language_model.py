@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -38,8 +39,7 @@ def random_language_model(
 
     config = shapes_of(path)
     options = {} if attention is None else {"attn_implementation": attention}
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.device(device):
-        torch.manual_seed(seed)
+    with _drawing(device, seed):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False, **options)
     # The end token of the configuration belongs to another tokenizer.
     model.generation_config.eos_token_id = None
@@ -63,10 +63,17 @@ def random_masked_model(
     """
     config = masked_shapes_of(path)
     options = {} if attention is None else {"attn_implementation": attention}
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.device(device):
-        torch.manual_seed(seed)
+    with _drawing(device, seed):
         model = unread_model(config, dtype=dtype, **options)
     return MaskedLanguageModel(model.eval(), _tokenizer(config.vocab_size))
+
+
+@contextmanager
+def _drawing(device: torch.device, seed: int) -> Iterator[None]:
+    """A context in which weights are made on a device, from a seed."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.device(device):
+        torch.manual_seed(seed)
+        yield
 
 
 def numbers(count: int, tokens: int, vocabulary: int, seed: int = 0) -> Iterator[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..configs.load import load_recipe
-from ..configs.schema import MaskedModelConfig, MaskedRecipe, Recipe, TextRecipe
+from ..configs.schema import MaskedRecipe, Recipe, TextRecipe
 from ..configs.yaml_text import read_yaml_mapping
 from ..core.addressing import address
 from ..text.diffusion_models import type_of
@@ -22,7 +22,7 @@ from ..training.distributed.processes import launched
 from ..training.lora_start import begin
 from ..training.masked.masked_policy import MaskedPolicy, UnmaskedTexts
 from ..training.masked.masked_task import MaskedTask
-from ..training.model_paths import DTYPES, MASKED, UNTRAINED, language_folder, masked_folder, quiet_libraries
+from ..training.model_paths import MASKED, UNTRAINED, language_folder, loading_options, masked_folder, quiet_libraries
 from ..training.planning import steps_of
 from ..training.session import lora_spec
 from ..training.text.text_policy import Completions, TextPolicy
@@ -118,13 +118,8 @@ def open_language_model(
 
 def _loaded(path: str, recipe: WordsRecipe) -> Any:
     """A language model or a masked language model from a folder, with the precision of the recipe."""
-    settings = recipe.model
-    dtype = DTYPES[settings.dtype]
-    load = load_masked_model if isinstance(settings, MaskedModelConfig) else load_language_model
-    return load(
-        path, dtype=dtype, attention=settings.attention, chat=settings.chat, system=settings.system,
-        chat_template_kwargs=settings.chat_template_kwargs,
-    )  # fmt: skip
+    load = load_masked_model if isinstance(recipe, MaskedRecipe) else load_language_model
+    return load(path, **loading_options(recipe.model))
 
 
 def open_weights(

@@ -104,6 +104,21 @@ def check_folder(path: str, task: str) -> type | None:
     return None
 
 
+def loading_options(model: Any) -> dict[str, Any]:
+    """The arguments with which the language model of a recipe is loaded.
+
+    Args:
+        model: the section `model` of a recipe of text or of a masked model.
+    """
+    return {
+        "dtype": DTYPES[model.dtype],
+        "attention": model.attention,
+        "chat": model.chat,
+        "system": model.system,
+        "chat_template_kwargs": model.chat_template_kwargs,
+    }
+
+
 def language_folder(path: str) -> str:
     """The folder or hub id of a language model: `arithmetic`, `arithmetic:untrained`, a folder or a hub id.
 

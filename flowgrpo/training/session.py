@@ -40,7 +40,7 @@ from .images.sized_rollout import SizedPolicies
 from .lora_start import begin, with_start
 from .masked.masked_policy import MaskedPolicy
 from .masked.masked_task import MaskedTask
-from .model_paths import DTYPES, UNTRAINED, call_arguments, load_pipeline, quiet_libraries
+from .model_paths import DTYPES, UNTRAINED, call_arguments, load_pipeline, loading_options, quiet_libraries
 from .number_format import notes_on_format
 from .planning import levels_of, planner, steps_of
 from .prompt_embeddings import SPARE_EMBEDDINGS, kept_prompts, met_prompts
@@ -276,10 +276,7 @@ def load_text_task(
     """
     model = recipe.model
     if language is None:
-        language = load_language_model(
-            folder, dtype=DTYPES[model.dtype], attention=model.attention, chat=model.chat, system=model.system,
-            chat_template_kwargs=model.chat_template_kwargs,
-        )  # fmt: skip
+        language = load_language_model(folder, **loading_options(model))
     if recipe.generation.stop:
         stopping(language.tokenizer, recipe.generation.stop)  # a fault is told before the run
     if model.path == UNTRAINED:
@@ -325,10 +322,7 @@ def load_masked_task(
     """
     model = recipe.model
     if language is None:
-        language = load_masked_model(
-            folder, dtype=DTYPES[model.dtype], attention=model.attention, chat=model.chat, system=model.system,
-            chat_template_kwargs=model.chat_template_kwargs,
-        )  # fmt: skip
+        language = load_masked_model(folder, **loading_options(model))
     language.model.to(device)
     if model.train == "lora":
         weights = LanguageWeights.adapter(language, lora_spec(model.lora), seed=recipe.run.seed)
