@@ -69,7 +69,7 @@ A run folder holds its resolved recipe, with every default written out, as `conf
 ## What is checked
 
 A recipe is checked before a model is loaded, and its faults are listed together. An unknown key is a fault, and the
-message names the nearest known key. Beyond single values:
+message names the key that was likely meant. Beyond single values:
 
 - With plan `window`, `rollout.group` is at least 2, and the window fits before the last step of the schedule, which is
   never trained.

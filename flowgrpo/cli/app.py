@@ -26,8 +26,9 @@ from .openmp import few_threads, sleep_soon
 from .output import console, is_first, output_file, output_folder, refuse_idle, say, timed_report
 from .parts import parts
 from .pipelines import pipelines_app
-from .plan import RecipeArgument, plan, recipes, split
+from .plan import plan, recipes
 from .push import push
+from .recipe_words import RecipeArgument, RecipeCommand, split
 from .rewards import rewards_app
 from .sample import evaluate, sample
 from .stop import stoppable
@@ -110,7 +111,7 @@ def _new_run_name(name: str) -> Path:
     return folder if not folder.exists() else next(path for path in numbered if not path.exists())
 
 
-@app.command()
+@app.command(cls=RecipeCommand)
 def train(
     words: RecipeArgument = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; runs/RECIPE-TIME if left out.")] = None,
@@ -137,7 +138,7 @@ def train(
         _run(session, reporter, stop, resume=False)
 
 
-@app.command()
+@app.command(cls=RecipeCommand)
 def resume(
     run: Annotated[Path, typer.Argument(help="Run folder.")],
     words: Annotated[
@@ -219,14 +220,14 @@ def _run(session: Session, reporter: ConsoleReporter, stop: Stop, resume: bool) 
 
 
 app.command()(watch)
-app.command()(plan)
+app.command(cls=RecipeCommand)(plan)
 app.command()(sample)
-app.command()(evaluate)
+app.command(cls=RecipeCommand)(evaluate)
 app.command()(export)
 app.command()(push)
 
 
-@app.command()
+@app.command(cls=RecipeCommand)
 def bench(
     name: Annotated[
         str,

@@ -10,6 +10,7 @@ import typer
 
 from ..estimate import UTILISATION
 from .output import console, output_file, refuse_idle, refuse_without, say
+from .recipe_words import RecipeArgument, split
 from .trusting import TrustOption, trust_run
 
 if TYPE_CHECKING:
@@ -18,22 +19,8 @@ if TYPE_CHECKING:
     from ..training.prompts.prompt_rows import PromptRow
     from ..training.recipe_findings import Checked
 
-RecipeArgument = Annotated[
-    list[str] | None,
-    typer.Argument(help="A recipe (name or YAML file), then key=value overrides.", metavar="[RECIPE] [KEY=VALUE]..."),
-]
-
-
 MOST_SIZES = 12
 """Most sizes of prompts that `plan` lists."""
-
-
-def split(words: list[str] | None) -> tuple[str | None, list[str]]:
-    """The recipe, if the first word is one, and the overrides."""
-    given = list(words or [])
-    if given and "=" not in given[0]:
-        return given[0], given[1:]
-    return None, given
 
 
 def plan(

@@ -11,7 +11,7 @@ import typer
 
 from .export import CheckpointOption
 from .output import output_folder, say, summary_lines
-from .plan import split
+from .recipe_words import split
 from .trusting import TrustOption, trust_run
 
 if TYPE_CHECKING:

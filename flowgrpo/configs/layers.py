@@ -291,8 +291,20 @@ def _part(name: str, kind: str, texts: Mapping[str, str]) -> Part:
     )
 
 
+def part_hint(word: str) -> str:
+    """A sentence that shows how a part is used, for the name of a part or its beginning; empty for other words."""
+    known = parts()
+    begun = [name for name in known if word and name.startswith(word)]
+    if not begun:
+        return ""
+    return f"{begun[0]} is a part for {_FOR[known[begun[0]].kind]}; write it after a method, as in flow_grpo+{begun[0]}"
+
+
+_FOR = {"models": "a model", "tasks": "a task", "hardware": "hardware"}
+
+
 def _no_part(word: str, source: str, known: Mapping[str, Part]) -> str:
-    near = difflib.get_close_matches(word, known, n=1)
+    near = [name for name in known if word and name.startswith(word)] or difflib.get_close_matches(word, known, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     if word in recipe_lines():
         hint = f"{word} is a method, and only the first word can name a method. "
@@ -325,6 +337,12 @@ def _read(key: str) -> tuple[str, str]:
         raise RecipeError("the recipe has no name; write the name of a recipe or the path of a YAML file")
     if file.is_dir():
         raise RecipeError(f"{key} is a folder; write the name of a recipe or the path of a YAML file")
+    if file.suffix in (".yaml", ".yml"):
+        raise RecipeError(
+            f"no recipe or file {key!r}; give the path of a YAML file, or a name that `flowgrpo recipes` lists"
+        )
+    if part := part_hint(key):
+        raise RecipeError(f"no recipe or file {key!r}; {part}")
     beside = Path(f"{key}.yaml")
     near = [str(beside)] if beside.is_file() else difflib.get_close_matches(key, known, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""

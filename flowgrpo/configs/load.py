@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import datetime
-import difflib
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
-from ..parts.choice import Of, fields_at, owners, plain
+from ..parts.choice import Of, plain
 from ..parts.kinds import KINDS
-from ..parts.section import Section
+from .explaining import explain
 from .layers import RecipeError, layers, over, recipe_lines, refuse_idle_lora
 from .schema import SCHEMAS, AnyRecipe, Recipe
 from .trust import check_acts, config_file, trust_acts
-from .yaml_text import Dumper, kind_of, parse_yaml_value
+from .yaml_text import Dumper, parse_yaml_value
 
 __all__ = [
     "RecipeError",
@@ -27,7 +25,6 @@ __all__ = [
     "load_recipe",
     "recipe_names",
     "recipe_of_keys",
-    "short",
     "trust_recipe",
 ]
 
@@ -97,7 +94,7 @@ def recipe_of_keys(name: str, data: Mapping[str, Any]) -> AnyRecipe:
         return schema.model_validate(data)
     except ValidationError as error:
         faults = error.errors()
-        refused = RecipeError(f"{name}:\n" + "\n".join(_explain(fault, schema) for fault in faults))
+        refused = RecipeError(f"{name}:\n" + "\n".join(explain(fault, schema) for fault in faults))
         refused.places = tuple(".".join(map(str, place)) for fault in faults for place in _places(fault))
         raise refused from None
 
@@ -259,72 +256,6 @@ def _no_entry(place: list[Any], part: str, assignment: str) -> str:
     names = list(dict.fromkeys(names[0] for names in map(_named, place) if names))
     listed = f", or name one of {', '.join(names)}" if names else ""
     return f"override {assignment!r}: {part!r} is not an entry of a list of {len(place)}; count from 0{listed}"
-
-
-def _explain(fault: Mapping[str, Any], schema: type[BaseModel]) -> str:
-    place = ".".join(str(part) for part in fault["loc"])
-    if fault["type"] == "part":
-        return "\n".join(_explain_part(fault, *inner) for inner in fault["ctx"]["faults"])
-    if fault["type"] == "extra_forbidden":
-        known = fault["known"] if "known" in fault else fields_at(schema, fault["loc"][:-1])
-        key = str(fault["loc"][-1])
-        near = difflib.get_close_matches(key, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
-        owned = owners(key)
-        more = f"{'' if hint.endswith('?') else '.'} {owned}" if owned else ""
-        return f"  {place}: unknown key {key!r}; {hint}{more}"
-    given = fault.get("input")
-    if fault["type"] == "within":
-        return f"  {place}.{fault['ctx']['within']} {fault['msg']}"
-    if fault["type"] == "invalid_key":
-        return f"  {place}: the key {given!r} is {kind_of(given)}, and keys are text; quote it if it is a name"
-    message = WORDS.get(fault["type"], str(fault["msg"]).removeprefix("Value error, "))
-    if not place:
-        return "\n".join(f"  {line}" for line in message.splitlines())
-    return f"  {place}: {message}{_shown(fault['type'], given)}"
-
-
-def _explain_part(fault: Mapping[str, Any], place: tuple[Any, ...], said: Any, given: Any) -> str:
-    """The message about one fault within a part: its name, an unknown option, or the value of an option."""
-    where = (*fault["loc"], *place)
-    if isinstance(said, str):
-        key = ".".join(str(part) for part in where)
-        return f"  {key}: {said}" + ("" if given is None else f" (got {short(given)})")
-    return _explain({**said, "loc": where, "input": given}, Section)
-
-
-WORDS = {
-    "string_type": "should be text",
-    "dict_type": "should be a mapping of keys",
-    "model_type": "should be a mapping of keys",
-    "list_type": "should be a list",
-    "finite_number": "should be a finite number",
-    "int_parsing_size": "should be a smaller whole number",
-}
-"""Messages for some faults, by pydantic's names of the faults."""
-
-
-def _shown(kind: str, given: Any) -> str:
-    """The given value, and why YAML read it in this way."""
-    if kind == "missing" or isinstance(given, dict | list):
-        return "" if kind == "missing" else f" (got {kind_of(given)})"
-    if isinstance(given, bool):
-        return f" (got {str(given).lower()}, as which YAML reads the words {YES if given else NO}; quote a word)"
-    if isinstance(given, datetime.date):
-        return f" (got {given}, which YAML reads as a date; quote it to make it text)"
-    return f" (got {short(given)})"
-
-
-YES, NO = "yes, on and true", "no, off and false"
-
-
-def short(value: Any, most: int = 80) -> str:
-    """A value as text; the middle of a long text is left out."""
-    # Python refuses to write whole numbers with thousands of digits.
-    text = (
-        repr(value) if not isinstance(value, int) or value.bit_length() < 10_000 else "a number of thousands of digits"
-    )
-    return text if len(text) <= most else f"{text[: most // 2]} … {text[-most // 4 :]}"
 
 
 def dump_recipe(recipe: AnyRecipe) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from ..configs.load import short
+from ..configs.explaining import short
 from .foreign_settings import ForeignSettings, named, without_secrets
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from ..configs.load import short
+from ..configs.explaining import short
 from ..configs.yaml_text import Dumper
 from .conversion import Conversion
 from .foreign_text import TOOLS, read_mapping, read_source, tool_of

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ..configs.load import short
+from ..configs.explaining import short
 
 
 class ForeignSettings:

@@ -160,8 +160,12 @@ def chosen(kind: str, given: Any, default: str | None = None) -> Choice:
     return Choice(kind, name, {key: getattr(made, key) for key in model.model_fields})
 
 
-def fields_at(schema: type[BaseModel], location: Iterable[Any]) -> list[str]:
-    """The keys of the section at a place in a schema; entries of lists have no keys of their own."""
+def section_at(schema: type[BaseModel], location: Iterable[Any]) -> type[BaseModel]:
+    """The section at a place in a schema; entries of lists are looked through.
+
+    Raises:
+        KeyError: if there is no such key, or no section is at this place.
+    """
     model: Any = schema
     for part in location:
         if isinstance(part, int):
@@ -170,10 +174,16 @@ def fields_at(schema: type[BaseModel], location: Iterable[Any]) -> list[str]:
         candidates = [annotation, *getattr(annotation, "__args__", ())]
         candidates += [inner for c in candidates for inner in getattr(c, "__args__", ())]
         # Python 3.10 takes `list[int]` for a type.
-        model = next(
-            c for c in candidates if get_origin(c) is None and isinstance(c, type) and issubclass(c, BaseModel)
-        )
-    return list(model.model_fields)
+        sections = [c for c in candidates if get_origin(c) is None and isinstance(c, type) and issubclass(c, BaseModel)]
+        if not sections:
+            raise KeyError(part)
+        model = sections[0]
+    return model  # type: ignore[no-any-return]
+
+
+def fields_at(schema: type[BaseModel], location: Iterable[Any]) -> list[str]:
+    """The keys of the section at a place in a schema; entries of lists have no keys of their own."""
+    return list(section_at(schema, location).model_fields)
 
 
 def _refused(faults: list[tuple[Any, Any, Any]]) -> PydanticCustomError:

@@ -80,6 +80,11 @@ class Kind:
             raise ValueError(
                 f"{self.word} {name!r} needs the package {error.name!r}, which is not installed"
             ) from error
+        except ValueError as error:
+            others = [f"{kind.word} ({kind.key})" for kind in KINDS.values() if name in kind.builtin]
+            if not others or ":" in name or name in self.names():
+                raise
+            raise ValueError(f"{error} This name belongs to: {', '.join(others)}.") from error
         plugins.refuse_library(found, name, self.word)
         return found
 

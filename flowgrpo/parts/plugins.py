@@ -25,7 +25,8 @@ CALLED = "or a class with `__call__`"
 
 def nearest(word: str, known: Collection[str]) -> str:
     """The end of a sentence: `"; did you mean 'x'?"` with the closest known words, or a full stop if none is close."""
-    close = difflib.get_close_matches(word, list(known), n=3, cutoff=0.5)
+    within = [one for one in known if len(word) > 2 and word.lower() in one.lower()]
+    close = list(dict.fromkeys([*within, *difflib.get_close_matches(word, list(known), n=3, cutoff=0.6)]))[:3]
     return f"; did you mean {' or '.join(map(repr, close))}?" if close else "."
 
 

@@ -178,6 +178,14 @@ def test_a_bad_value_names_recipe_key_and_mend(command: Command):
     assert "run.seed" in said
 
 
+@pytest.mark.parametrize("name", ["train", "plan", "evaluate", "resume", "bench"])
+def test_a_key_that_is_written_as_an_option_is_told_how_to_be_written(command: Command, name: str):
+    status, _, errors = command(name, "--seed", "3")
+    assert status == 2
+    assert "No such option: --seed. Keys of a recipe are written without dashes:" in errors
+    assert "run.seed=3" in errors
+
+
 def test_brackets_in_a_message_are_printed_as_they_are(command: Command):
     assert "'[red]no[/red]'" in refused(command("plan", "[red]no[/red]"))
 

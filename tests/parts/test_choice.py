@@ -190,7 +190,7 @@ def test_choosing_another_part_drops_the_options_of_the_one_before(tmp_path: Pat
         ("sampler.eta=0.2", r"'eta' is an option of kernel flow_sde \(sampler\.kernel\.eta\)"),
         ("sampler.kernel.eta=-1", r"sampler\.kernel\.eta: .* greater than or equal to 0 \(got -1\)"),
         ("objective.surrogate.hihg=1", "surrogate clip_nats has no option 'hihg'; its options are nats"),
-        ("objective.surrogate=clip_nats", r"objective\.surrogate\.nats: Field required"),
+        ("objective.surrogate=clip_nats", r"objective\.surrogate\.nats: is missing"),
     ],
 )
 def test_a_recipe_with_a_wrong_part_says_where(word: str, said: str):

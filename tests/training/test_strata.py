@@ -68,7 +68,7 @@ def test_without_strata_none_are_pooled() -> None:
     ("lines", "message"),
     [
         (["advantage.stratum={reward: gold}"], "'stratum' is an option of advantage stratified"),
-        (["advantage=stratified"], "advantage.stratum: Field required"),
+        (["advantage=stratified"], "advantage.stratum: is missing"),
         (["advantage={name: stratified, stratum: {reward: tag}}"], "asks reward 'tag'; the rewards are gold"),
         (["advantage={name: stratified, stratum: {reward: gold}}", "credit=depth"], "compares samples, not steps"),
         (["advantage={name: stratified, stratum: {reward: gold, edges: [2, 2]}}"], "give rising numbers"),

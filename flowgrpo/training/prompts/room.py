@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...configs.load import short
+from ...configs.explaining import short
 
 
 def check_room(room: int, prompt: str, given: int, tokens: int, key: str) -> None:

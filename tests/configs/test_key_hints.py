@@ -1,0 +1,105 @@
+"""What a recipe says of a key that it does not have: the place or the name under which it is known here."""
+
+import pytest
+
+from flowgrpo.configs.key_hints import OTHER_NAMES, hint, option_hint
+from flowgrpo.configs.load import RecipeError, load_recipe
+from flowgrpo.configs.schema import SCHEMAS, Recipe
+
+
+def said(override: str, source: str = "default") -> str:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(source, [override])
+    return str(caught.value).splitlines()[-1].strip()
+
+
+@pytest.mark.parametrize(
+    ("override", "part"),
+    [
+        ("seed=1", "seed: unknown key 'seed'; did you mean run.seed?"),
+        ("run.learning_rate=1", "did you mean optimizer.learning_rate or critic.learning_rate?"),
+        ("optimizer.lr=1", "optimizer.lr: unknown key 'lr'; did you mean optimizer.learning_rate?"),
+        ("run.epochs=3", "did you mean run.iterations or optimizer.epochs?"),
+        ("train.learning_rate=1", "did you mean optimizer.learning_rate or critic.learning_rate?"),
+        ("sample.num_steps=10", "did you mean sampler.steps or run.iterations?"),
+        ("batch-size=3", "did you mean rollout.batch, rollout.prompts or rollout.group?"),
+        ("guidance_scale=3", "did you mean model.call.guidance_scale?"),
+        ("kl=0.1", "did you mean penalties.kl.weight?"),
+        ("learning_rat=1", "did you mean optimizer.learning_rate or critic.learning_rate?"),
+        ("models.path=x", "did you mean 'model'?"),
+        ("optimizr.learning_rate=1", "did you mean 'optimizer'?"),
+        ("output_dir=x", "the run folder is given on the command line, as `flowgrpo train --out FOLDER`"),
+        ("beta=1", "'beta' is an option of credit depth (credit.beta)"),
+        ("whatever=1", "unknown key 'whatever'; known keys: name, paper, data"),
+    ],
+)
+def test_a_key_at_the_wrong_place_or_of_another_tool_is_led_to_its_place(override: str, part: str) -> None:
+    assert part in said(override)
+
+
+def test_a_key_of_another_task_is_told_so() -> None:
+    assert "recipes with task text or masked have it" in said("generation.max_tokens=3")
+    assert "recipes with task images have it; known keys: system" in said("model.quantize=float8", "text")
+    # The name of another tool leads to the key that the recipe's own task has.
+    assert "did you mean generation.max_tokens?" in said("max_new_tokens=3", "text")
+    assert "did you mean generation.tokens?" in said("max_new_tokens=3", "masked")
+
+
+@pytest.mark.parametrize(("name", "keys"), OTHER_NAMES.items())
+def test_every_name_of_another_tool_leads_to_a_key_that_exists(name: str, keys: tuple[str, ...]) -> None:
+    told = [hint((name,), 1, [], schema) for schema in SCHEMAS.values()]
+    assert all(any(key in one for one in told) for key in keys)
+    # What a recipe calls by this name in the same place needs no translation.
+    assert name not in Recipe.model_fields or name == "model"
+
+
+@pytest.mark.parametrize(
+    ("override", "part"),
+    [
+        ("model=flux", "its keys are path, dtype, train"),
+        ("model=flux", "flux_dev is a part for a model; write it after a method, as in flow_grpo+flux_dev"),
+        ("run=3", "fixed_order, so write run.KEY=3"),
+        ("rewards=pickscore", "should be a list (got 'pickscore'); write rewards=[{name: pickscore}]"),
+        ("penalties=kl", "write penalties=[{name: kl}]"),
+        ("run.trackers=wandb", "write run.trackers=[wandb]"),
+        ("penalties=[kl]", "penalties.0.weight: is missing"),
+        ("model.call=3", "model.call: should be a mapping of keys (got 3)"),
+        ("objective=diffusion_nft", "This name belongs to: forward loss (objective.loss)."),
+        ("sampler.kernel=sde", "did you mean 'dance_sde' or 'flow_sde' or 'wan_sde'?"),
+    ],
+)
+def test_a_value_where_keys_or_a_list_belong_is_told_what_to_write(override: str, part: str) -> None:
+    assert part in said(override)
+
+
+@pytest.mark.parametrize(
+    ("source", "part"),
+    [
+        ("flux_dev", "no recipe or file 'flux_dev'; flux_dev is a part for a model; write it after a method"),
+        ("flux", "flux_dev is a part for a model"),
+        ("ocr", "ocr is a part for a task; write it after a method, as in flow_grpo+ocr"),
+        ("mine.yaml", "no recipe or file 'mine.yaml'; give the path of a YAML file"),
+        ("mixgrpo+sd35", "did you mean 'sd35_medium'?"),
+    ],
+)
+def test_a_word_that_is_no_recipe_is_told_what_it_may_be(source: str, part: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(source)
+    assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("--seed", "Keys of a recipe are written without dashes: run.seed=3"),
+        ("--run.seed", "Keys of a recipe are written without dashes: run.seed=3"),
+        ("--max-new-tokens", "Keys of a recipe are written without dashes: generation.max_tokens=3 or "),
+        ("--output-dir", "The run folder is given on the command line"),
+        ("--config", "A recipe is the first word, without an option: 3"),
+        ("--foo", ""),
+    ],
+)
+def test_an_option_that_is_a_key_of_recipes_is_told_how_to_be_written(option: str, told: str) -> None:
+    found = option_hint(option, "3")
+    assert found.startswith(told)
+    assert bool(found) == bool(told)
