@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 import json
-import re
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -40,15 +38,14 @@ def parts(
 def _list(kind: Kind) -> None:
     """All parts of a kind: what each is, its papers, and its options with their values and defaults."""
     from ..parts.choice import annotation_of, default_of, options_model
+    from ..parts.docstrings import papers, summary
 
     say(f"recipe key {kind.key}; in Python {kind.call}")
     for name in kind.names():
-        told = inspect.getdoc(kind.resolve(name)) or ""
-        papers = re.findall(r"\b\d{4}\.\d{4,5}\b", told)
-        first = " ".join(told.partition("\n\n")[0].replace("``", "`").split())
-        say(f"\n{name}: {first}")
-        if papers:
-            say(f"  arXiv {', '.join(dict.fromkeys(papers))}")
+        target = kind.resolve(name)
+        say(f"\n{name}: {summary(target)}")
+        if found := papers(target):
+            say(f"  arXiv {', '.join(found)}")
         for option, field in options_model(kind.word, name).model_fields.items():
             value = "required" if field.is_required() else json.dumps(default_of(field))
             say(f"  {option}: {annotation_of(kind.word, name, option)}, {value}. {field.description or ''}".rstrip())

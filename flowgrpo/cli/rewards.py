@@ -31,13 +31,25 @@ RewardArgument = Annotated[
 
 @rewards_app.callback(invoke_without_command=True)
 def rewards(context: typer.Context) -> None:
-    """List the rewards that are installed."""
+    """List the rewards that are installed; `flowgrpo rewards show NAME` lists the options of one."""
     if context.invoked_subcommand is not None:
         return
     from ..rewards.registry import available
 
     for name, line in available().items():
         say(f"{name:<24} {line}")
+
+
+@rewards_app.command("show")
+def show_rewards(
+    names: Annotated[
+        list[str], typer.Argument(help="Names from the list, path/to/file.py:name or package.module:name.")
+    ],
+) -> None:
+    """Show what a reward scores, which columns of the prompts it reads, and its options."""
+    from ..rewards.about import about
+
+    say("\n\n".join("\n".join(about(name)) for name in names))
 
 
 @rewards_app.command("serve")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
-import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -15,6 +13,7 @@ from pydantic import BaseModel, Field, GetCoreSchemaHandler, ValidationError, cr
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from .docstrings import described
 from .kinds import KINDS
 from .plugins import nearest
 from .ranges import is_given
@@ -300,18 +299,6 @@ def _annotation(target: Callable[..., Any], parameter: inspect.Parameter) -> Any
     if parameter.default is parameter.empty or parameter.default is None:
         return Any
     return type(parameter.default)
-
-
-def described(target: Callable[..., Any]) -> dict[str, str]:
-    """The text about each parameter in the sections `Args:` and `Options:` of a docstring, on one line."""
-    text = inspect.getdoc(target) or ""
-    if isinstance(target, type) and not re.search(r"^(?:Args|Options):$", text, re.MULTILINE):
-        text = inspect.getdoc(vars(target).get("__init__")) or ""
-    found: dict[str, str] = {}
-    for section in re.findall(r"^(?:Args|Options):\n((?:[ \t]+.*\n?|\n)+)", text, re.MULTILINE):
-        entries = re.findall(r"^(\w+): (.*(?:\n[ \t]+.*)*)", textwrap.dedent(section), re.MULTILINE)
-        found |= {name: " ".join(told.split()) for name, told in entries}
-    return found
 
 
 def value_at(recipe: Any, key: str) -> Any:

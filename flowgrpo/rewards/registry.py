@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from torch.nn import Module
 
 from ..parts import plugins
+from ..parts.docstrings import described
 from ..parts.foreign import contained
 from ..parts.plugins import describe, entry_points, first_line, nearest, told
 from .base import RESERVED, Reward, RewardSpec, missing_dependency, parameters, require
@@ -197,6 +198,15 @@ def outline(spec: RewardSpec) -> Reward:
     return Reward(_Outline(target, name), name, spec.weight)
 
 
+def sketch(target: Callable[..., Any], name: str) -> Reward:
+    """The reward that a function or class would make, for questions about its signature; no options are needed.
+
+    Raises:
+        ValueError: the instances of the class cannot be called.
+    """
+    return Reward(_Outline(target, name) if isinstance(target, type) else target, name)
+
+
 class _Outline:
     """A stand-in for an instance of a reward's class, with the signature and the plain attributes of the class."""
 
@@ -271,7 +281,12 @@ def check_options(target: Callable[..., Any], options: Mapping[str, Any], name: 
         )
     missing = [p.name for p in named if p.default is p.empty and p.name not in options]
     if construct and missing:
-        raise ValueError(f"reward {name!r} needs the option{'s' * (len(missing) > 1)} {', '.join(missing)}")
+        texts = described(target)
+        about = "".join(f". {option}: {texts[option].removesuffix('.')}" for option in missing if option in texts)
+        raise ValueError(
+            f"reward {name!r} needs the option{'s' * (len(missing) > 1)} {', '.join(missing)}; "
+            f"write `options: {{{': …, '.join(missing)}: …}}` beside its name{about}"
+        )
 
 
 def _identity(reward: Callable[..., Any]) -> str:

@@ -10,7 +10,8 @@ import yaml
 from pydantic import ValidationError
 
 from flowgrpo.configs.load import RecipeError, dump_recipe, load_recipe
-from flowgrpo.parts.choice import Choice, Of, choices, chosen, described, options_model, part_field, value_at
+from flowgrpo.parts.choice import Choice, Of, choices, chosen, options_model, part_field, value_at
+from flowgrpo.parts.docstrings import described
 from flowgrpo.parts.kinds import KINDS, Kind
 from flowgrpo.parts.needs import SOMETHING, Need, at_least, needs, several_updates, unmet
 from flowgrpo.parts.ranges import Bound, Given, Positive, Share
