@@ -30,7 +30,7 @@ from .plan import plan, recipes
 from .push import push
 from .recipe_words import RecipeArgument, RecipeCommand, split
 from .rewards import rewards_app
-from .sample import evaluate, sample
+from .sample import SampleCommand, evaluate, sample
 from .stop import stoppable
 from .trusting import TrustOption, trust_run
 from .warnings_shown import warnings_shown
@@ -221,7 +221,7 @@ def _run(session: Session, reporter: ConsoleReporter, stop: Stop, resume: bool) 
 
 app.command()(watch)
 app.command(cls=RecipeCommand)(plan)
-app.command()(sample)
+app.command(cls=SampleCommand)(sample)
 app.command(cls=RecipeCommand)(evaluate)
 app.command()(export)
 app.command()(push)

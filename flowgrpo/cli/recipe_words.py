@@ -22,8 +22,8 @@ def split(words: list[str] | None) -> tuple[str | None, list[str]]:
     return None, given
 
 
-class RecipeCommand(typer.core.TyperCommand):
-    """A command with a recipe. If `--seed 3` stands for a key of the recipe, the error shows the key: `run.seed=3`."""
+class HintedCommand(typer.core.TyperCommand):
+    """A command whose error about an unknown option says what to write in its place, if that is known."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         """Read the command line; an unknown option is told how it is written here."""
@@ -33,16 +33,27 @@ class RecipeCommand(typer.core.TyperCommand):
         except Exception as error:
             # The exception comes from typer's own copy of click, or from click, as the version has it.
             option = getattr(error, "option_name", None)
-            if isinstance(option, str) and option.startswith("--"):
-                from ..configs.key_hints import option_hint
-
-                if told := option_hint(option, _value(option, given)):
-                    error.message = f"{error.message}. {told}"  # type: ignore[attr-defined]
-                    error.possibilities = []  # type: ignore[attr-defined]
+            if isinstance(option, str) and option.startswith("--") and (told := self.hint(option, given)):
+                error.message = f"{error.message}. {told}"  # type: ignore[attr-defined]
+                error.possibilities = []  # type: ignore[attr-defined]
             raise
 
+    def hint(self, option: str, args: list[str]) -> str:
+        """A sentence about an unknown option; empty if nothing is known about it."""
+        raise NotImplementedError
 
-def _value(option: str, args: list[str]) -> str:
+
+class RecipeCommand(HintedCommand):
+    """A command with a recipe. If `--seed 3` stands for a key of the recipe, the error shows the key: `run.seed=3`."""
+
+    def hint(self, option: str, args: list[str]) -> str:
+        """The key of a recipe that an option stands for."""
+        from ..configs.key_hints import option_hint
+
+        return option_hint(option, value_of(option, args))
+
+
+def value_of(option: str, args: list[str]) -> str:
     """What follows an option on the command line; VALUE if nothing does."""
     joined = [word.partition("=")[2] for word in args if word.startswith(f"{option}=")]
     after = [value for word, value in pairwise(args) if word == option and not value.startswith("-")]

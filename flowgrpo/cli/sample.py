@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +12,7 @@ import typer
 
 from .export import CheckpointOption
 from .output import output_folder, say, summary_lines
-from .recipe_words import split
+from .recipe_words import HintedCommand, split, value_of
 from .trusting import TrustOption, trust_run
 
 if TYPE_CHECKING:
@@ -168,6 +169,38 @@ def sample(
     say(f"written to {index}")
 
 
+class SampleCommand(HintedCommand):
+    """`sample`, whose errors know the options of other tools."""
+
+    def hint(self, option: str, args: list[str]) -> str:
+        """The option that is called otherwise here, or the key of a recipe that `--set` takes."""
+        from ..configs.key_hints import known_key
+
+        name, value = option.lstrip("-").replace("_", "-"), value_of(option, args)
+        if name in ("prompt", "prompts"):
+            return f"Prompts are written without an option: {shlex.quote(value)}"
+        if name in ("lora", "lora-path"):
+            return "A run is named with --model, and its LoRA is loaded with it"
+        if name in RENAMED:
+            return f"Write {RENAMED[name]} {shlex.quote(value)}"
+        key = known_key(name)
+        return f"A key of a recipe is set as --set {key}={shlex.quote(value)}" if key else ""
+
+
+RENAMED = {
+    **dict.fromkeys(("num-inference-steps", "num-steps", "inference-steps"), "--steps"),
+    **dict.fromkeys(("guidance-scale", "cfg", "cfg-scale"), "--guidance"),
+    **dict.fromkeys(("num-images", "num-images-per-prompt", "num-samples", "samples", "n"), "--count"),
+    **dict.fromkeys(("output", "output-dir", "outdir", "save-dir"), "--out"),
+    **dict.fromkeys(("run", "pretrained-model-name-or-path", "path"), "--model"),
+    **dict.fromkeys(("batch-size",), "--batch"),
+    **dict.fromkeys(("max-new-tokens", "max-length"), "--max-tokens"),
+    **dict.fromkeys(("prompt-file", "prompts-file"), "--file"),
+    **dict.fromkeys(("lora-strength", "lora-weight"), "--lora-scale"),
+}
+"""Names that other tools give to options of `sample`."""
+
+
 def one_model(base: bool, checkpoint: str | None) -> None:
     """Raise ValueError if two of the models of a run are named."""
     if base and checkpoint is not None:
@@ -221,7 +254,21 @@ def _rows(prompts: list[str] | None, file: Path | None) -> list[PromptRow]:
     for number, text in enumerate(prompts):
         if not text.strip():
             raise ValueError(f"prompt {number + 1} is empty; write its words")
+        # A prompt that happens to be a path is far rarer than a model or a file without its option.
+        if _is_model(text):
+            raise ValueError(f"prompt {number + 1} is the folder of a model; name the model with --model {text}")
+        if text.endswith((".txt", ".jsonl", ".csv", ".parquet")) and Path(text).is_file():
+            raise ValueError(f"prompt {number + 1} is a file; name a prompt file with --file {text}")
     return [PromptRow(number, text) for number, text in enumerate(prompts)]
+
+
+def _is_model(text: str) -> bool:
+    """Whether a text is the path of a run or of a model."""
+    try:
+        return any((Path(text) / name).is_file() for name in ("config.yaml", "config.json", "model_index.json"))
+    except OSError:
+        # A prompt may be longer than a name of a file.
+        return False
 
 
 def _plain(rows: list[PromptRow]) -> list[str]:

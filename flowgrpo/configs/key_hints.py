@@ -46,6 +46,9 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "guidance_scale": ("model.call.guidance_scale",),
     "cfg": ("model.call.guidance_scale",),
     "cfg_scale": ("model.call.guidance_scale",),
+    "negative_prompt": ("model.call.negative_prompt",),
+    "true_cfg_scale": ("model.call.true_cfg_scale",),
+    "max_sequence_length": ("model.call.max_sequence_length",),
     "resolution": ("model.call.height", "model.call.width"),
     "image_size": ("model.call.height", "model.call.width"),
     "height": ("model.call.height",),
@@ -187,11 +190,21 @@ def option_hint(option: str, value: str) -> str:
     inner = name.rpartition(".")[2]
     if inner in OUTSIDE:
         return f"{OUTSIDE[inner][0].upper()}{OUTSIDE[inner][1:]}"
+    keys = [f"{key}={value}" for key in _known_keys(name)]
+    return f"Keys of a recipe are written without dashes: {_listed(keys[:3])}" if keys else ""
+
+
+def known_key(option: str) -> str:
+    """The key that is most likely meant by the name of an unknown option; empty if no recipe has one."""
+    return next(iter(_known_keys(option.lstrip("-").replace("-", "_"))), "")
+
+
+def _known_keys(name: str) -> list[str]:
+    """Keys that some recipe has under this name: the very key, a key that ends like it, or another tool's name."""
     found = [name] if any(name in _places(schema) for schema in SCHEMAS.values()) and "." in name else []
     for schema in SCHEMAS.values():
-        found += _elsewhere(inner, _places(schema))
-    keys = [f"{key}={value}" for key in dict.fromkeys(found)]
-    return f"Keys of a recipe are written without dashes: {_listed(keys[:3])}" if keys else ""
+        found += _elsewhere(name.rpartition(".")[2], _places(schema))
+    return list(dict.fromkeys(found))
 
 
 def _inner(key: str, given: Any) -> list[str]:

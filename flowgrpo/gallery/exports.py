@@ -8,19 +8,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
 from ..media.video import check_video, frames_of, write_video
 from ..votes.samples import Sample
 from .build import make_thumbnails, places_from, read_runs, render
 from .clips import make_videos, rate_of_run, video_file
 from .export_rows import Row, choose, rows_of
+from .lettering import font_for, note_on
 from .page_files import write_new
 from .pages import names, site_files
 from .run_reading import Run
 from .thumbnails import Thumbnails
 
 CELL, GAP, LINE = 192, 12, 18  # pixels: side of an image, space between, height of a line of text
+SMALL, LARGE = 12, 14  # pixels: height of the letters of a sheet, and of the heading of a frame
 Cells = list[Image.Image]  # an image, or the frames of a video, each in a square of CELL pixels
 PAPER, INK, QUIET = "#ffffff", "#1b2023", "#5c666c"
 
@@ -36,6 +38,7 @@ def write_sheet(folders: Sequence[Path], path: Path, reward: str | None, order: 
     if path.suffix.lower() != ".png":
         raise ValueError(f"a contact sheet is a PNG file; name it {path.with_suffix('.png')}")
     runs, rows = _chosen(folders, reward, order, count)
+    note_on([*(row.first.prompt for row in rows), *map(_label, runs)])
     sheet = _sheet(runs, rows, _cells(runs, rows), 0)
     return write_new(path, lambda file: sheet.save(file, "PNG"))
 
@@ -55,6 +58,7 @@ def write_animation(
     """
     check_video(path)
     runs, rows = _chosen(folders, reward, order, count)
+    note_on([*(row.first.prompt for row in rows), *map(_label, runs)])
     cells = _cells(runs, rows)
     length = max(len(cell) for of_row in cells for cell in of_row)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -155,16 +159,16 @@ def _sheet(runs: Sequence[Run], rows: Sequence[Row], cells: Sequence[Sequence[Ce
     width = GAP + len(labels) * (CELL + GAP)
     height = GAP + LINE + len(rows) * (CELL + 3 * LINE + GAP)
     sheet = Image.new("RGB", (max(width, 420), height), PAPER)
-    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(12)
+    pen = ImageDraw.Draw(sheet)
     for column, label in enumerate(labels):
-        pen.text((GAP + column * (CELL + GAP), GAP // 2), _fit(pen, label, CELL, font), INK, font)
+        _letter(pen, (GAP + column * (CELL + GAP), GAP // 2), label, CELL, INK)
     top = GAP + LINE
     for row, of_row in zip(rows, cells):
-        pen.text((GAP, top), _fit(pen, row.first.prompt, sheet.width - 2 * GAP, font), INK, font)
+        _letter(pen, (GAP, top), row.first.prompt, sheet.width - 2 * GAP, INK)
         for column, (shot, cell) in enumerate(zip(row.shots, of_row)):
             left = GAP + column * (CELL + GAP)
             sheet.paste(cell[min(at, len(cell) - 1)], (left, top + LINE))
-            pen.text((left, top + LINE + CELL + 2), _fit(pen, _scores_line(shot), CELL, font), QUIET, font)
+            _letter(pen, (left, top + LINE + CELL + 2), _scores_line(shot), CELL, QUIET)
         top += CELL + 3 * LINE + GAP
     return sheet
 
@@ -174,12 +178,11 @@ def _turns(runs: Sequence[Run], cells: Sequence[Sequence[Cells]]) -> list[Image.
     labels = ["base", *(_label(run) for run in runs)]
     across = min(len(cells), 6)
     size = (GAP + across * (CELL + GAP), LINE + 2 * GAP + -(-len(cells) // across) * (CELL + GAP))
-    font = ImageFont.load_default(14)
     frames = []
     for column, label in enumerate(labels):
         frame = Image.new("RGB", size, PAPER)
         pen = ImageDraw.Draw(frame)
-        pen.text((GAP, GAP // 2), _fit(pen, label, size[0] - 2 * GAP, font), INK, font)
+        _letter(pen, (GAP, GAP // 2), label, size[0] - 2 * GAP, INK, LARGE)
         for place, of_row in enumerate(cells):
             left, top = place % across * (CELL + GAP), place // across * (CELL + GAP)
             frame.paste(of_row[column][0], (GAP + left, GAP + LINE + top))
@@ -220,9 +223,12 @@ def _scores_line(shot: Sample | None) -> str:
     return ", ".join(f"{name} {value:.3g}" for name, value in shot.rewards.items()) if shot else "no image"
 
 
-def _fit(pen: ImageDraw.ImageDraw, text: str, width: int, font: Any) -> str:
-    """The text as one line; the end of a line that is too long is replaced by an ellipsis."""
+def _letter(
+    pen: ImageDraw.ImageDraw, at: tuple[int, int], text: str, width: int, colour: str, size: int = SMALL
+) -> None:
+    """Draw a text as one line; the end of a line that is too long is replaced by an ellipsis."""
     line = " ".join(text[:400].split())
+    font = font_for(line, size)
     while line and pen.textlength(line, font) > width:
         line = line[: len(line) * 9 // 10].rstrip("…") + "…" if len(line) > 2 else ""
-    return line
+    pen.text(at, line, colour, font)

@@ -186,6 +186,38 @@ def test_a_key_that_is_written_as_an_option_is_told_how_to_be_written(command: C
     assert "run.seed=3" in errors
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--prompt", "a red circle"], "Prompts are written without an option: 'a red circle'"),
+        (["--num-inference-steps", "20"], "Write --steps 20"),
+        (["--guidance-scale=4"], "Write --guidance 4"),
+        (["--resolution", "512"], "A key of a recipe is set as --set model.call.height=512"),
+        (["--lora", "x"], "A run is named with --model, and its LoRA is loaded with it"),
+        (["--foo"], "No such option: --foo"),
+    ],
+)
+def test_an_option_of_another_tool_is_told_its_name_here(command: Command, words: list[str], told: str):
+    status, _, errors = command("sample", *words)
+    assert status == 2
+    assert told in " ".join(errors.replace("│", " ").split())
+
+
+def test_a_model_or_a_file_is_not_taken_for_a_prompt(command: Command, tmp_path: Path):
+    (tmp_path / "runs" / "x").mkdir(parents=True)
+    (tmp_path / "runs" / "x" / "config.yaml").write_text("name: x\n")
+    (tmp_path / "mine.txt").write_text("a red circle\n")
+    assert "prompt 1 is the folder of a model; name the model with --model runs/x" in refused(
+        command("sample", "runs/x", "a red circle")
+    )
+    assert "prompt 2 is a file; name a prompt file with --file mine.txt" in refused(
+        command("sample", "a red circle", "mine.txt")
+    )
+    assert not (tmp_path / "samples").exists()
+    # A long prompt is no path.
+    assert "x" * 5000 not in refused(command("sample", "x" * 5000, " "))
+
+
 def test_brackets_in_a_message_are_printed_as_they_are(command: Command):
     assert "'[red]no[/red]'" in refused(command("plan", "[red]no[/red]"))
 
