@@ -75,8 +75,8 @@ def agreement_with(specs: Sequence[RewardSpec], votes: Path) -> list[Agreement]:
     """
     preferences = read_preferences(votes)
     if not preferences:
-        found = "holds no decided pair" if votes.exists() else "does not exist"
-        raise ValueError(f"{votes} {found}; vote with `flowgrpo gallery RUN --vote` first")
+        fault = "holds no decided pair" if votes.exists() else "does not exist"
+        raise ValueError(f"{votes} {fault}; vote with `flowgrpo gallery RUN --vote` first")
     pictures = isinstance(preferences[0].chosen, Path)
     parts = _pictures(preferences, votes) if pictures else [_completions(preferences)]
     found = []
