@@ -121,6 +121,25 @@ class Attention(torch.autograd.Function):
         return (*(tensor.new_empty(tensor.shape) for tensor in ctx.saved_tensors[:3]), None)
 
 
+class GroupedProduct(torch.autograd.Function):
+    """Products of rows with the matrices of their experts, for every dtype; on `meta`, torch has only 16-bit ones."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, tally: FlopTally) -> Tensor:
+        # The gradient of each factor needs the other one.
+        ctx.save_for_backward(weight if ctx.needs_input_grad[0] else None, rows if ctx.needs_input_grad[1] else None)
+        ctx.shapes, ctx.tally, ctx.flops = (rows.shape, weight.shape), tally, 2.0 * rows.numel() * weight.shape[-1]
+        tally.attention += ctx.flops
+        return rows.new_empty((len(rows), weight.shape[-1]))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        wanted = ctx.needs_input_grad[:2]
+        ctx.tally.attention += ctx.flops * sum(wanted)
+        found = [gradient.new_empty(shape) if asked else None for shape, asked in zip(ctx.shapes, wanted)]
+        return (*found, None)
+
+
 def _product_flops(added: torch.Size, a: torch.Size, b: torch.Size, **_: Any) -> int:
     """FLOPs of a product that adds to a tensor in place, which the counter of torch does not know."""
     return 2 * a.numel() * b[-1]

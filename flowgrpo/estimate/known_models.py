@@ -53,6 +53,8 @@ _DREAM = {**_sizes(3584, 28, 28, 18_944), "num_key_value_heads": 4, "vocab_size"
 KNOWN_DIFFUSION_MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "GSAI-ML/LLaDA-8B": ("llada", _LLADA),
     "GSAI-ML/LLaDA-1.5": ("llada", _LLADA),
+    "Gen-Verse/MMaDA-8B": ("mmada", {**_LLADA, "vocab_size": 134_656}),
+    "inclusionAI/LLaDA-MoE-7B-A1B": ("lladamoe", {"rope_theta": 50_000.0}),
     "Dream-org/Dream-v0": ("Dream", _DREAM),
     "Dream-org/Dream-Coder-v0": ("Dream", _DREAM),
     "apple/DiffuCoder-7B": ("Dream", _DREAM),
@@ -62,7 +64,7 @@ KNOWN_DIFFUSION_MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 
 def known_diffusion_config(path: str) -> Any | None:
     """The configuration of a known diffusion model of the hub; None for any other."""
-    base = re.sub(r"(-(Base|Instruct|cpGRPO|7B))*$", "", path)
+    base = re.sub(r"(-(Base|Instruct|TD|MixCoT|cpGRPO|7B))*$", "", path)
     kind, entries = KNOWN_DIFFUSION_MODELS.get(base) or KNOWN_DIFFUSION_MODELS.get(f"{base}-7B") or (None, {})
     return None if kind is None else model_class(kind).config_class(**entries)
 

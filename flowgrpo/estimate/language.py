@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +26,7 @@ from ..training.prompts.chosen_prompts import places_of
 from ..training.session import lora_spec
 from ..training.text.answer_objective import compares
 from .estimates import GIB, GPUS, Gpu, memory_lines
-from .footprint import Attention, FlopTally, LiveBytes
+from .footprint import Attention, FlopTally, GroupedProduct, LiveBytes
 from .known_models import shapes_of
 from .memory import Shares, at_rest
 
@@ -278,6 +278,16 @@ class _Untrue(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+def _experts(grouped: Callable[..., Any]) -> contextlib.AbstractContextManager[Any]:
+    """Lets the experts of a model run on `meta`; older versions of transformers have no such product."""
+    try:
+        from transformers.integrations import moe
+    except ImportError:
+        return contextlib.nullcontext()
+    known = hasattr(moe, "_grouped_mm")
+    return patch.object(moe, "_grouped_mm", grouped) if known else contextlib.nullcontext()
+
+
 @contextlib.contextmanager
 def on_meta() -> Iterator[FlopTally]:
     """Within this context a language model runs on `meta`, with attention that keeps what a fused kernel keeps.
@@ -289,9 +299,12 @@ def on_meta() -> Iterator[FlopTally]:
     def fused(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Any:
         return Attention.apply(query, key, value, tally)
 
+    def grouped(rows: Tensor, weight: Tensor, *_: Any, **__: Any) -> Any:
+        return GroupedProduct.apply(rows, weight, tally)
+
     # A mode of torch functions would not see the blocks that a backward pass computes again.
     attention = patch.object(nn.functional, "scaled_dot_product_attention", fused)
     # Models turn autocast off for their rotations, and torch before 2.9 has no autocast to turn off on `meta`.
     autocast = patch.object(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
-    with torch.device("meta"), _Untrue(), attention, autocast:
+    with torch.device("meta"), _Untrue(), attention, autocast, _experts(grouped):
         yield tally

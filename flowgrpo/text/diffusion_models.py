@@ -5,13 +5,20 @@ Their published folders bring code. The code is not run: the classes are here, a
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from ..weights.json_files import read_json_object
 
-DIFFUSION_TYPES = ("llada", "Dream")
-"""LLaDA; Dream, and DiffuCoder with its layers."""
+_CLASSES = {
+    "llada": ("llada", "LLaDAModelLM"),
+    "lladamoe": ("llada_moe", "LLaDAMoEModelLM"),
+    "mmada": ("llada", "MMadaModelLM"),
+    "Dream": ("dream", "DreamModel"),
+}
+DIFFUSION_TYPES = tuple(_CLASSES)
+"""LLaDA, LLaDA with mixtures of experts, and MMaDA; Dream, and DiffuCoder with its layers."""
 
 
 def type_of(path: str, *, local: bool = False) -> str | None:
@@ -27,21 +34,20 @@ def type_of(path: str, *, local: bool = False) -> str | None:
     from transformers import PretrainedConfig
 
     if Path(path).is_dir():
-        found = read_json_object(Path(path) / "config.json").get("model_type")
+        config = read_json_object(Path(path) / "config.json")
     else:
-        found = PretrainedConfig.get_config_dict(path, local_files_only=local)[0].get("model_type")
+        config = PretrainedConfig.get_config_dict(path, local_files_only=local)[0]
+    found, made = config.get("model_type"), config.get("architectures") or []
+    # Some published folders of mixtures of experts have the type of the models without.
+    if found == "llada" and "LLaDAMoEModelLM" in made:
+        return "lladamoe"
     return found if found in DIFFUSION_TYPES else None
 
 
 def model_class(kind: str) -> Any:
     """The class of a type's models."""
-    if kind == "llada":
-        from .llada import LLaDAModelLM
-
-        return LLaDAModelLM
-    from .dream import DreamModel
-
-    return DreamModel
+    module, name = _CLASSES[kind]
+    return getattr(import_module(f"{__package__}.{module}"), name)
 
 
 def tokenizer_class(kind: str) -> Any:
@@ -49,4 +55,4 @@ def tokenizer_class(kind: str) -> Any:
     # The names of newer versions are others, and these are known to all supported versions.
     from transformers import PreTrainedTokenizerFast, Qwen2TokenizerFast
 
-    return PreTrainedTokenizerFast if kind == "llada" else Qwen2TokenizerFast
+    return Qwen2TokenizerFast if kind == "Dream" else PreTrainedTokenizerFast

@@ -27,9 +27,13 @@ class DreamConfig(Qwen2Config):
 
     def to_dict(self) -> dict[str, Any]:
         """The configuration for config.json, with the base of the rotations where the published code reads it."""
-        found: dict[str, Any] = super().to_dict()
-        rotations = found.get("rope_parameters") or {}
-        return {"rope_theta": rotations["rope_theta"], **found} if "rope_theta" in rotations else found
+        return with_rope_theta(super().to_dict())
+
+
+def with_rope_theta(config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration with the base of its rotations at the top, where older versions of transformers look for it."""
+    rotations = config.get("rope_parameters") or {}
+    return {"rope_theta": rotations["rope_theta"], **config} if "rope_theta" in rotations else config
 
 
 class DreamModel(Qwen2ForCausalLM):

@@ -94,6 +94,16 @@ class LLaDAConfig(PretrainedConfig):
         return found
 
 
+class MMadaConfig(LLaDAConfig):
+    """The configuration of MMaDA (arXiv 2505.15809): LLaDA with a longer vocabulary, for pictures as tokens."""
+
+    model_type = "mmada"
+
+    # Newer versions of transformers give a class without one a constructor of their own.
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+
+
 class LLaDALlamaBlock(nn.Module):
     """Attention of all tokens to all tokens, then a gated feed-forward network."""
 
@@ -160,7 +170,7 @@ class LLaDAModelLM(PreTrainedModel):
         ValueError: the configuration asks for layers that no published LLaDA has.
     """
 
-    config_class = LLaDAConfig
+    config_class: ClassVar[type[LLaDAConfig]] = LLaDAConfig
     base_model_prefix = "model"
     _no_split_modules: ClassVar[list[str]] = ["LLaDALlamaBlock"]
     _supports_sdpa = True
@@ -216,3 +226,9 @@ class LLaDAModelLM(PreTrainedModel):
         angles = torch.outer(torch.arange(ids.shape[1], device=ids.device, dtype=torch.float), rates)
         angles = torch.cat((angles, angles), dim=-1)
         return angles.cos(), angles.sin()
+
+
+class MMadaModelLM(LLaDAModelLM):
+    """MMaDA with the class name of the published code, for texts."""
+
+    config_class = MMadaConfig

@@ -5,6 +5,7 @@ The models run with transformers 4.56 and need einops; they do not run with tran
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.releases.asking import Names, Question, drawn
-from tests.releases.sources import FAST_DLLM
+from tests.releases.sources import DLLM, FAST_DLLM, MMADA
 
 LLADA = {
     "vocab_size": 30, "embedding_size": 32, "d_model": 16, "n_heads": 4, "n_kv_heads": 2, "n_layers": 2,
@@ -33,6 +34,13 @@ DREAM = {
     "num_key_value_heads": 2, "max_position_embeddings": 16, "rope_theta": 1000000.0, "rms_norm_eps": 1e-6,
     "mask_token_id": 29, "pad_token_id": 0,
 }  # fmt: skip
+LLADA_MOE = {
+    "vocab_size": 32, "hidden_size": 16, "dense_intermediate_size": 24, "expert_intermediate_size": 12,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 16,
+    "rope_theta": 50000.0, "partial_rotary_factor": 1, "rms_norm_eps": 1e-5, "num_experts": 6, "num_experts_per_tok": 2,
+    "moe_layer_freq": [0, 1], "qk_layernorm": True, "moe_router_enable_expert_bias": False,
+    "moe_router_score_function": "softmax", "shared_expert_intermediate_size": None, "pad_token_id": 0,
+}  # fmt: skip
 IDS = [[3, 7, 11, 29, 29, 2, 29], [5, 1, 29, 8, 29, 29, 4]]
 
 
@@ -40,14 +48,34 @@ def with_drawn_weights(model: nn.Module) -> Any:
     """The model in evaluation mode, with weights that depend on their names alone."""
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            seed = sum((place + 1) * ord(letter) for place, letter in enumerate(name))
-            weight.copy_(drawn(seed, *weight.shape) * 0.3 + float(weight.dim() == 1))
+            weight.copy_(drawn_weight(name, weight.shape))
     return model.eval()
+
+
+def drawn_weight(name: str, shape: Sequence[int]) -> Tensor:
+    """A weight that depends on its name alone."""
+    seed = sum((place + 1) * ord(letter) for place, letter in enumerate(name))
+    return drawn(seed, *shape) * 0.3 + float(len(shape) == 1)
 
 
 def llada(names: Names) -> dict[str, Any]:
     """The logits of LLaDA, at every position."""
     model = with_drawn_weights(names["LLaDAModelLM"](names["LLaDAConfig"](**LLADA, **CHOICES)))
+    return {"logits": model(input_ids=torch.tensor(IDS)).logits, "weights": sizes(model)}
+
+
+def mmada(names: Names) -> dict[str, Any]:
+    """The logits of MMaDA, at every position."""
+    # Its configuration has no defaults: the published file has every key of LLaDA.
+    settings = names["LLaDAConfig"](**LLADA, **CHOICES).to_dict()
+    settings.pop("model_type")
+    model = with_drawn_weights(names["MMadaModelLM"](names["MMadaConfig"](**settings)))
+    return {"logits": model(input_ids=torch.tensor(IDS)).logits, "weights": sizes(model)}
+
+
+def llada_moe(names: Names) -> dict[str, Any]:
+    """The logits of LLaDA-MoE, at every position."""
+    model = with_drawn_weights(names["LLaDAMoEModelLM"](names["LLaDAMoEConfig"](**LLADA_MOE)))
     return {"logits": model(input_ids=torch.tensor(IDS)).logits, "weights": sizes(model)}
 
 
@@ -101,6 +129,14 @@ MODELS: dict[str, Question] = {
     "llada_logits": Question(
         *FAST_DLLM, "llada/model/modeling_llada.py", ("LLaDAModelLM", "LLaDAConfig"), llada,
         package=("configuration_llada.py",),
+    ),
+    "mmada_logits": Question(
+        *MMADA, "models/modeling_mmada.py", ("MMadaModelLM", "MMadaConfig", "LLaDAConfig"), mmada,
+        package=("modeling_llada.py", "configuration_llada.py", "sampling.py"),
+    ),
+    "llada_moe_logits": Question(
+        *DLLM, "dllm/pipelines/llada/models/modeling_lladamoe.py", ("LLaDAMoEModelLM", "LLaDAMoEConfig"), llada_moe,
+        package=("configuration_lladamoe.py",),
     ),
     "dream_logits": Question(
         *FAST_DLLM, "dream/model/modeling_dream.py", ("DreamModel", "DreamConfig"), dream,

@@ -19,3 +19,6 @@ DGPO = ("Luo-Yihong/DGPO", "01ceb4b83c0bbc55d96246fe1b6d9a3d4749ebd6")
 PREF_GRPO = ("CodeGoat24/Pref-GRPO", "3e787f6dd5a3051b40d61f07e9578468ac26130a")
 # NVIDIA's copy of the code that LLaDA and Dream bring with their weights; it adds caches.
 FAST_DLLM = ("NVlabs/Fast-dLLM", "24cc59e75f20a6384bae8c905965bb090b96388e")
+# A copy of the code that LLaDA-MoE brings with its weights.
+DLLM = ("ZHZisZZ/dllm", "ca176752fbceec49c6b4777a2c18ae88e4eb10ed")
+MMADA = ("Gen-Verse/MMaDA", "3cdb8709635beb29f66e4e23cd66060872ac3996")

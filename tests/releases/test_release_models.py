@@ -2,24 +2,29 @@
 
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from flowgrpo.samplers.plans import Plan, StepPlan
 from flowgrpo.samplers.rollout import RolloutRunner
 from flowgrpo.samplers.unmasking import MaskMoves, blocks, mask_levels
 from flowgrpo.text.dream import DreamConfig, DreamModel
-from flowgrpo.text.llada import LLaDAConfig, LLaDAModelLM
+from flowgrpo.text.llada import LLaDAConfig, LLaDAModelLM, MMadaConfig, MMadaModelLM
+from flowgrpo.text.llada_moe import LLaDAMoEConfig, LLaDAMoEModelLM
 from tests.releases.asked_models import (
     BLOCKS,
     CHOICES,
     DREAM,
     IDS,
     LLADA,
+    LLADA_MOE,
     PROMPT,
+    drawn_weight,
     masked_logits,
     sizes,
     with_drawn_weights,
@@ -31,6 +36,7 @@ from tests.releases.comparing import numbers
     ("name", "made"),
     [
         ("llada_logits", lambda: LLaDAModelLM(LLaDAConfig(**LLADA, **CHOICES))),
+        ("mmada_logits", lambda: MMadaModelLM(MMadaConfig(**LLADA, **CHOICES))),
         ("dream_logits", lambda: DreamModel(DreamConfig(**DREAM))),
     ],
 )
@@ -41,6 +47,21 @@ def test_logits(name: str, made: Any, attention: str) -> None:
     assert sizes(model) == released["weights"]
     # The logits are sums of products of several layers, up to 3.6.
     torch.testing.assert_close(model(torch.tensor(IDS)).logits, torch.tensor(released["logits"]), rtol=5e-6, atol=5e-6)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_logits_of_experts(attention: str, tmp_path: Path) -> None:
+    """Weights under the released names, in a file, give the released logits; and they are saved under these names."""
+    released = numbers("llada_moe_logits")
+    weights = {name: drawn_weight(name, shape) for name, shape in released["weights"].items()}
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    LLaDAMoEConfig(**LLADA_MOE).save_pretrained(tmp_path)
+    model = LLaDAMoEModelLM.from_pretrained(tmp_path, attn_implementation=attention).eval()
+    torch.testing.assert_close(model(torch.tensor(IDS)).logits, torch.tensor(released["logits"]), rtol=5e-6, atol=5e-6)
+    model.save_pretrained(tmp_path / "again")
+    again = load_file(tmp_path / "again" / "model.safetensors")
+    assert {name: list(weight.shape) for name, weight in again.items()} == released["weights"]
+    assert all(torch.equal(weight, weights[name]) for name, weight in again.items())
 
 
 def test_texts_in_blocks() -> None:

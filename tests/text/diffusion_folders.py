@@ -1,4 +1,4 @@
-"""Tiny LLaDA and Dream folders with random weights, laid out as the published ones."""
+"""Tiny folders of LLaDA, LLaDA-MoE, MMaDA and Dream with random weights, laid out as the published ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from flowgrpo.text.dream import DreamConfig, DreamModel
-from flowgrpo.text.llada import LLaDAConfig, LLaDAModelLM
+from flowgrpo.text.llada import LLaDAConfig, LLaDAModelLM, MMadaConfig, MMadaModelLM
+from flowgrpo.text.llada_moe import LLaDAMoEConfig, LLaDAMoEModelLM
 
 BYTES = {letter: place for place, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
 LLADA_CHAT = (
@@ -28,6 +29,31 @@ DREAM_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|beginoftext|>
 
 def llada_folder(folder: Path, **changes: Any) -> Path:
     """LLaDA: its tokenizer has no name for the mask token."""
+    return _written(LLaDAModelLM, LLaDAConfig(**_llada_settings(_llada_tokenizer(folder)), **changes), folder)
+
+
+def mmada_folder(folder: Path) -> Path:
+    """MMaDA: LLaDA with another type."""
+    return _written(MMadaModelLM, MMadaConfig(**_llada_settings(_llada_tokenizer(folder))), folder)
+
+
+def moe_folder(folder: Path) -> Path:
+    """LLaDA-MoE, under the type of LLaDA, as one of its published forms; the first layer has no experts."""
+    tokenizer = _llada_tokenizer(folder)
+    config = LLaDAMoEConfig(
+        vocab_size=264, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        num_experts=4, num_experts_per_tok=2, expert_intermediate_size=16, dense_intermediate_size=48,
+        moe_layer_freq=[0, 1], max_position_embeddings=128, rope_theta=50000.0, eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id, mask_token_id=tokenizer.convert_tokens_to_ids("<|mdm_mask|>"),
+        auto_map={"AutoModel": "modeling_lladamoe.LLaDAMoEModelLM"},
+    )  # fmt: skip
+    _written(LLaDAMoEModelLM, config, folder)
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**settings, "model_type": "llada"}))
+    return folder
+
+
+def _llada_tokenizer(folder: Path) -> Any:
     tokens = Tokenizer(models.BPE(vocab=BYTES, merges=[]))
     tokens.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokens.decoder = decoders.ByteLevel()
@@ -37,13 +63,16 @@ def llada_folder(folder: Path, **changes: Any) -> Path:
     )  # fmt: skip
     tokenizer.chat_template = LLADA_CHAT
     tokenizer.save_pretrained(folder)
-    config = LLaDAConfig(
-        vocab_size=len(tokenizer), embedding_size=264, d_model=32, n_heads=4, n_kv_heads=2, n_layers=2,
-        mlp_hidden_size=48, max_sequence_length=128, eos_token_id=tokenizer.eos_token_id,
-        mask_token_id=tokenizer.convert_tokens_to_ids("<|mdm_mask|>"), block_type="llama", layer_norm_type="rms",
-        rope=True, auto_map={"AutoModel": "modeling_llada.LLaDAModelLM"}, **changes,
-    )  # fmt: skip
-    return _written(LLaDAModelLM, config, folder)
+    return tokenizer
+
+
+def _llada_settings(tokenizer: Any) -> dict[str, Any]:
+    return {
+        "vocab_size": len(tokenizer), "embedding_size": 264, "d_model": 32, "n_heads": 4, "n_kv_heads": 2,
+        "n_layers": 2, "mlp_hidden_size": 48, "max_sequence_length": 128, "eos_token_id": tokenizer.eos_token_id,
+        "mask_token_id": tokenizer.convert_tokens_to_ids("<|mdm_mask|>"), "block_type": "llama",
+        "layer_norm_type": "rms", "rope": True, "auto_map": {"AutoModel": "modeling_llada.LLaDAModelLM"},
+    }  # fmt: skip
 
 
 def dream_folder(folder: Path) -> Path:
@@ -68,7 +97,7 @@ def dream_folder(folder: Path) -> Path:
     return _written(DreamModel, config, folder)
 
 
-FOLDERS = {"llada": llada_folder, "dream": dream_folder}
+FOLDERS = {"llada": llada_folder, "lladamoe": moe_folder, "mmada": mmada_folder, "dream": dream_folder}
 
 
 def _written(kind: Any, config: Any, folder: Path) -> Path:

@@ -13,11 +13,12 @@ from flowgrpo.configs.load import load_recipe
 from flowgrpo.configs.schema import MaskedRecipe, TextRecipe
 from flowgrpo.inference import text_inference
 from flowgrpo.inference.text_inference import open_weights, recipe_of, task_of
+from flowgrpo.text.diffusion_models import type_of
 from flowgrpo.text.masked_model import MaskedLanguageModel, load_masked_model
 from flowgrpo.text.model_folder import check_language_folder
 from flowgrpo.training.folder.model_card import CARD
 from flowgrpo.training.session import start
-from tests.text.diffusion_folders import DREAM_SPECIAL, FOLDERS, llada_folder
+from tests.text.diffusion_folders import DREAM_SPECIAL, FOLDERS, llada_folder, moe_folder
 
 KINDS = tuple(FOLDERS)
 
@@ -197,6 +198,33 @@ def test_layers_that_no_published_llada_has_are_refused(changes: dict[str, Any],
         load_masked_model(str(folder))
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"qk_layernorm": False}, "qk_layernorm is False, and LLaDA-MoE is known with True only"),
+        ({"moe_router_enable_expert_bias": True}, "moe_router_enable_expert_bias is True"),
+        ({"norm_topk_prob": True}, "norm_topk_prob is True"),
+        ({"shared_expert_intermediate_size": 8}, "shared_expert_intermediate_size is 8"),
+    ],
+)
+def test_experts_that_no_published_llada_has_are_refused(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    folder = moe_folder(tmp_path / "moe")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    with pytest.raises(ValueError, match=said):
+        load_masked_model(str(folder))
+
+
+@pytest.mark.parametrize("written", ["llada", "lladamoe"])
+def test_a_model_with_experts_is_known_by_its_type_or_by_its_architecture(written: str, tmp_path: Path) -> None:
+    folder = moe_folder(tmp_path / "moe")
+    config = json.loads((folder / "config.json").read_text())
+    assert config["architectures"] == ["LLaDAMoEModelLM"]
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": written}))
+    assert type_of(str(folder)) == "lladamoe"
+    assert load_masked_model(str(folder)).model.config.model_type == "lladamoe"
+
+
 def test_tied_embeddings_have_no_output_layer(tmp_path: Path) -> None:
     language = load_masked_model(str(llada_folder(tmp_path / "llada", weight_tying=True, include_qkv_bias=True)))
     assert not [name for name, _ in language.model.named_parameters() if name.endswith("transformer.ff_out.weight")]
@@ -211,7 +239,7 @@ def test_a_saved_configuration_keeps_what_the_published_code_reads(
     language = loaded(folders, kind)
     language.model.save_pretrained(tmp_path / "again")
     saved = json.loads((tmp_path / "again" / "config.json").read_text())
-    assert saved["rope_theta"] == (1000000.0 if kind == "dream" else 10000.0)
+    assert saved["rope_theta"] == {"dream": 1000000.0, "lladamoe": 50000.0}.get(kind, 10000.0)
     assert saved["mask_token_id"] == language.mask
     assert "auto_map" in saved
     again = type(language.model).from_pretrained(tmp_path / "again")
