@@ -66,6 +66,8 @@ WORDS = {
 def _instead(fault: Mapping[str, Any], schema: type[BaseModel]) -> str:
     """What to write in place of one value where a section or a list belongs; empty for other faults."""
     given, place = fault.get("input"), ".".join(str(part) for part in fault["loc"])
+    if fault["type"] == "missing" and fault["loc"] == ("rewards",):
+        return "; write `rewards: [{name: …}]`, or `base: default` to begin with a recipe that has rewards"
     if fault["type"] == "model_type" and not isinstance(given, dict | list):
         try:
             keys = ", ".join(fields_at(schema, fault["loc"]))

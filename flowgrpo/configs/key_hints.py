@@ -137,6 +137,8 @@ OUTSIDE = {
     **dict.fromkeys(
         ("resume", "resume_from", "resume_from_checkpoint"), "a run is continued by `flowgrpo resume FOLDER`"
     ),
+    **dict.fromkeys(("dry_run", "dryrun", "test_run"), "`flowgrpo plan` shows what a recipe does, without a run"),
+    **dict.fromkeys(("push_to_hub", "hub_model_id"), "`flowgrpo push RUN OWNER/NAME` uploads the result of a run"),
     **dict.fromkeys(
         ("gpus", "num_gpus", "num_processes", "nproc_per_node", "world_size", "deepspeed", "fsdp"),
         "processes and GPUs are given to `accelerate launch`, see docs/scaling.md",

@@ -335,6 +335,11 @@ def _read(key: str) -> tuple[str, str]:
             raise RecipeError(str(error)) from None
     if not key:
         raise RecipeError("the recipe has no name; write the name of a recipe or the path of a YAML file")
+    if (file / "config.yaml").is_file():
+        raise RecipeError(
+            f"{key} is a run folder, not a recipe; {file / 'config.yaml'} is its recipe, and `flowgrpo resume {key}` "
+            "continues the run"
+        )
     if file.is_dir():
         raise RecipeError(f"{key} is a folder; write the name of a recipe or the path of a YAML file")
     if file.suffix in (".yaml", ".yml"):

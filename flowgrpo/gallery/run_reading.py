@@ -7,6 +7,7 @@ from typing import Any
 
 from ..configs.yaml_text import read_yaml_mapping
 from ..intake.links import check_links
+from ..intake.run_folders import no_run
 from ..votes.lines import read_jsonl
 from ..votes.samples import SamplePair, finite_numbers, pair_samples, read_samples
 
@@ -54,9 +55,7 @@ def read_run(folder: Path) -> Run:
     check_links(folder)
     config_file, index = folder / "config.yaml", folder / "samples" / "index.jsonl"
     if not config_file.is_file():
-        raise ValueError(
-            f"{folder} is not a run folder: it has no config.yaml. Give the folder that `flowgrpo train` wrote."
-        )
+        raise ValueError(no_run(folder))
     if not index.is_file():
         raise ValueError(
             f"{folder} has no samples yet: {index} does not exist. Build the gallery after the first evaluation."

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..configs.schema import AnyRecipe, Recipe
+from ..intake.run_folders import no_run
 from ..training.data import PromptRow, read_prompts
 from ..training.folder.leftovers import RESULTS
 from ..training.folder.model_card import CARD
@@ -41,7 +42,7 @@ def export_weights(model: str, out: Path, *, checkpoint: str | None = None, merg
             result is damaged, or the run has no result or no such checkpoint.
     """
     if not is_run(model):
-        raise ValueError(f"{model} is not a run folder (no config.yaml); give one that `flowgrpo train` wrote")
+        raise ValueError(no_run(model))
     if out.exists():
         raise ValueError(f"{out} exists; name a new folder with --out")
     run = Path(model)

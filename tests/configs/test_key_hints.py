@@ -1,5 +1,7 @@
 """What a recipe says of a key that it does not have: the place or the name under which it is known here."""
 
+from pathlib import Path
+
 import pytest
 
 from flowgrpo.configs.key_hints import OTHER_NAMES, hint, option_hint
@@ -88,6 +90,16 @@ def test_a_word_that_is_no_recipe_is_told_what_it_may_be(source: str, part: str)
     assert part in str(caught.value)
 
 
+def test_a_run_folder_is_told_where_its_recipe_is(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("name: x\n")
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(str(tmp_path))
+    assert str(caught.value) == (
+        f"{tmp_path} is a run folder, not a recipe; {tmp_path}/config.yaml is its recipe, and "
+        f"`flowgrpo resume {tmp_path}` continues the run"
+    )
+
+
 @pytest.mark.parametrize(
     ("option", "told"),
     [
@@ -95,6 +107,7 @@ def test_a_word_that_is_no_recipe_is_told_what_it_may_be(source: str, part: str)
         ("--run.seed", "Keys of a recipe are written without dashes: run.seed=3"),
         ("--max-new-tokens", "Keys of a recipe are written without dashes: generation.max_tokens=3 or "),
         ("--output-dir", "The run folder is given on the command line"),
+        ("--dry-run", "`flowgrpo plan` shows what a recipe does, without a run"),
         ("--config", "A recipe is the first word, without an option: 3"),
         ("--foo", ""),
     ],

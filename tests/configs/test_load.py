@@ -183,7 +183,7 @@ def test_a_missing_recipe_names_the_nearest_and_all():
         (b"- 1\n- 2\n", "holds a list, not a mapping"),
         (b"name: [a\n", "is not YAML"),
         (b"\xff\xfe\x00", "not UTF-8"),
-        (b"name: x\n", "rewards: is missing"),
+        (b"name: x\n", "rewards: is missing; write `rewards: [{name: …}]`, or `base: default` to begin with"),
         (b"1: 2\nrewards: [{name: gold}]\n", "1: the key 1 is a number, and keys are text"),
         (b"optimizer:\nrewards: [{name: gold}]\n", "optimizer:"),
     ],

@@ -21,6 +21,7 @@ from torch import Tensor
 from ...configs.trust import remember_run
 from ...intake.json_text import lines_of, parse_json
 from ...intake.links import check_links
+from ...intake.run_folders import no_run
 from ...rewards.pixels import to_bytes
 from ..joined_rollouts import Samples
 from .files import append_lines, sync, sync_folder, write_atomically, write_text, writing
@@ -104,7 +105,7 @@ class RunFolder:
         refuse_part_of_run(path)
         check_links(path)
         if not run.config.is_file():
-            raise ValueError(f"{path} is not a run folder (no config.yaml); give one that `flowgrpo train` wrote")
+            raise ValueError(no_run(path))
         run._complete()
         return run
 
