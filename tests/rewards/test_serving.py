@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -28,7 +29,7 @@ from flowgrpo.rewards.serving import serve as running_module
 from flowgrpo.rewards.serving import server as server_module
 from flowgrpo.rewards.serving import wire
 from flowgrpo.rewards.serving.metrics import Metrics
-from flowgrpo.rewards.serving.serve import serve
+from flowgrpo.rewards.serving.serve import _stopped_by_signals, serve
 from flowgrpo.rewards.serving.server import RewardServer
 from flowgrpo.rewards.serving.service import Service, Stopping
 from flowgrpo.rewards.serving.wire import WireLimits
@@ -72,6 +73,27 @@ def request(server: Served, **more: Any) -> bytes:
 
 
 # -- refusals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_does_not_wake_the_waiting_service_ends_it(plugins: str, number: int) -> None:
+    """The signal comes in another thread, so the wait goes on, as after a signal that comes just before the wait."""
+    service, late = Service(build(RewardSpec(f"{plugins}:level"))), threading.Event()
+
+    def elsewhere() -> None:
+        time.sleep(0.3)
+        signal.pthread_kill(threading.get_ident(), number)
+        if not late.wait(20):
+            service.stop()
+
+    sender = threading.Thread(target=elsewhere)
+    before = time.monotonic()
+    with _stopped_by_signals(service, print):
+        sender.start()
+        service.run()
+    late.set()
+    sender.join()
+    assert time.monotonic() - before < 10
 
 
 def test_without_the_token_nothing_is_told_or_scored(served: Callable[..., Served]):

@@ -15,6 +15,10 @@ from ..inputs import Inputs
 from ..within import score_within
 from .metrics import Metrics
 
+AWAKE = 0.5
+"""Seconds after which the waiting service looks around. A signal that comes just before the service waits, or in
+another thread, does not wake it, and Python calls a signal's handler in this thread only."""
+
 
 class Full(Exception):
     """The queue is full: the largest allowed number of requests is being scored or waiting."""
@@ -118,7 +122,10 @@ class Service:
         """Score requests until `stop` has been called and all admitted requests are answered."""
         try:
             while not self._done():
-                job = self._jobs.get()
+                try:
+                    job = self._jobs.get(timeout=AWAKE)
+                except queue.Empty:
+                    continue
                 if job is not None:
                     self._do(job)
                 # Without this, the samples of the request would stay in memory until the next request.
