@@ -28,6 +28,7 @@ OF_COMMANDS = {
     ("plan", "NAME"): "flow_grpo",
     ("parts", "KIND"): "kernel",
     ("rewards", "new", "NAME"): "glow",
+    ("rewards", "show", "NAME"): "gold",
     ("rewards", "check", "NAME"): "jpeg_compressibility",
     ("rewards", "compare", "NAME"): "gold",
     ("rewards", "compare", "A"): "gold",

@@ -383,6 +383,12 @@ def _vote_twice(seen: list[int]) -> Callable[..., None]:
 # -- rewards -----------------------------------------------------------------------------------------------------------
 
 
+@rule("rewards", "show")
+def _show_rewards(reader: Reader, words: list[str], example: Example) -> list[str]:
+    put_reward_files(reader, words[2:], [])
+    return words
+
+
 @rule("rewards", "check")
 def _check_reward(reader: Reader, words: list[str], example: Example) -> list[str]:
     told = given(["rewards", "check"], words)

@@ -160,9 +160,10 @@ def hint(place: tuple[Any, ...], given: Any, known: Sequence[str], schema: type[
     key, places = str(place[-1]), _places(schema)
     inner = _inner(key, given)
     near = difflib.get_close_matches(key, known, n=1)
-    if near and difflib.SequenceMatcher(None, key, near[0]).ratio() > 0.85:
-        rest = [one for one in places if one.endswith(f"{near[0]}.{inner[-1]}")]
-        if len(inner) == 1 or rest or not _elsewhere(inner[-1], places):
+    if near:
+        within = ".".join([*map(str, place[:-1]), near[0], *inner[1:]])
+        alike = difflib.SequenceMatcher(None, key, near[0]).ratio() > 0.85
+        if (len(inner) > 1 and within in places) or (alike and (len(inner) == 1 or not _elsewhere(inner[-1], places))):
             return f"did you mean {near[0]!r}?"
     if inner[-1] in OUTSIDE:
         return OUTSIDE[inner[-1]]
