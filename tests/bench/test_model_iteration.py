@@ -137,6 +137,7 @@ def measured(tmp_path: Path, *words: str) -> tuple[dict[str, Any], str]:
     return json.loads(out.read_text()), result.output
 
 
+@pytest.mark.slow
 def test_a_language_model_is_measured_with_no_weight_prompt_or_reward_of_the_recipe_at_hand(
     shapes: Path, tmp_path: Path
 ) -> None:
@@ -157,16 +158,19 @@ def test_a_language_model_is_measured_with_no_weight_prompt_or_reward_of_the_rec
     assert "ratio before the first update: exactly 1" in said
 
 
+@pytest.mark.slow
 def test_prompts_have_the_length_of_the_longest_prompt_of_the_recipe(tmp_path: Path) -> None:
     found, _ = measured(tmp_path)
     assert found["prompt_tokens"] == len("47+85=")
 
 
+@pytest.mark.slow
 def test_completions_count_although_none_ends(shapes: Path, tmp_path: Path) -> None:
     found, _ = measured(tmp_path, f"model.path={shapes}", "objective.drop_truncated=true")
     assert all(norm > 0 for norm in found["grad_norm"])
 
 
+@pytest.mark.slow
 def test_equal_commands_measure_equal_work(shapes: Path, tmp_path: Path) -> None:
     one, other = (measured(tmp_path, f"model.path={shapes}", "model.train=lora")[0] for _ in range(2))
     assert one["grad_norm"] == other["grad_norm"]

@@ -64,7 +64,7 @@ def test_bounds_out_of_order_are_refused() -> None:
         ),
         ("text", ["penalties=[{name: kl, weight: 0.1, rows: good}]"], "'rows' is an option of penalty llds"),
         ("text", ["penalties=[{name: kl, weight: 1}, {name: kl, weight: 2}]"], "penalties has kl more than once"),
-        ("text", ["penalties=[kl]"], r"penalties\.0\.weight: .*required"),
+        ("text", ["penalties=[kl]"], r"penalties\.0\.weight: .*missing"),
         ("mixgrpo_guard", ["penalties.llds.weight=0.1", "optimizer.epochs=2"], "guard is not the ratio of its dens"),
         ("diffusion_nft", ["penalties.llds.weight=0.1", "optimizer.epochs=2"], "penalty llds needs steps with noise"),
         ("diffusion_nft", ["objective.balance={}", "optimizer.epochs=2"], "'balance' is an option of objective trans"),

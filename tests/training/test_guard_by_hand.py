@@ -107,7 +107,7 @@ def test_a_resumed_run_is_watched_as_if_it_had_gone_on(cut: int):
         ("fall: 1, action: cry", "action: .*'warn' or 'stop'"),
         ("fall: 1, patience: 0", "patience: .*greater than or equal to 1"),
         ("fall: 1, smooth: 1.5", "smooth: .*integer"),
-        ("patience: 2", "fall: .*required"),
+        ("patience: 2", "fall: .*missing"),
     ],
 )
 def test_wrong_settings_are_refused(settings: str, message: str):
