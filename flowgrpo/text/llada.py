@@ -16,6 +16,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, eager_attention_forward
 
 from .bidirectional import padding_bias
+from .published_settings import other_settings
 
 # What the published weights have. The published configuration has further keys that choose among layers, and none of
 # the published models uses the other choices.
@@ -86,12 +87,7 @@ class LLaDAConfig(PretrainedConfig):
 
     def faults(self) -> list[str]:
         """Settings of layers that `LLaDAModelLM` does not have, one message for each."""
-        found = []
-        for key, expected in _EXPECTED.items():
-            given = getattr(self, key, expected)
-            if given is not None and given != expected:
-                found.append(f"{key} is {given!r}, and LLaDA is known with {expected!r} only")
-        return found
+        return other_settings(self, _EXPECTED, "LLaDA")
 
 
 class MMadaConfig(LLaDAConfig):

@@ -1,8 +1,7 @@
 """LLaDA-MoE (arXiv 2509.24389) on transformers' Qwen3-MoE, loaded without code of its own.
 
-Its layers are those of Qwen3-MoE: keys and queries are normalised in each head, and a token goes to its likeliest
-experts with the probabilities of a softmax over all of them. Each token sees all others. Weights have the published
-names.
+It has the layers of Qwen3-MoE: keys and queries are normalised in each head, and a token goes to its likeliest experts
+with the probabilities of a softmax over all experts. Each token sees all others. Weights have the published names.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from transformers.modeling_outputs import MaskedLMOutput
 
 from .bidirectional import padding_bias
 from .dream import with_rope_theta
+from .published_settings import other_settings
 
 # What the published weights have. The published code has further choices, and no published model uses them.
 _EXPECTED: dict[str, Any] = {
@@ -27,7 +27,7 @@ _EXPECTED: dict[str, Any] = {
 
 
 class LLaDAMoEConfig(Qwen3MoeConfig):
-    """The configuration of LLaDA-MoE, by the names of its config.json, which become those of Qwen3-MoE."""
+    """The configuration of LLaDA-MoE: the names in its config.json are translated into the names of Qwen3-MoE."""
 
     model_type = "lladamoe"
 
@@ -74,12 +74,7 @@ class LLaDAMoEConfig(Qwen3MoeConfig):
 
     def faults(self) -> list[str]:
         """Settings of layers that `LLaDAMoEModelLM` does not have, one message for each."""
-        found = []
-        for key, expected in _EXPECTED.items():
-            given = getattr(self, key, expected)
-            if given is not None and given != expected:
-                found.append(f"{key} is {given!r}, and LLaDA-MoE is known with {expected!r} only")
-        return found
+        return other_settings(self, _EXPECTED, "LLaDA-MoE")
 
 
 class LLaDAMoEModelLM(Qwen3MoeForCausalLM):

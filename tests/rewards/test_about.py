@@ -30,7 +30,7 @@ def test_every_reward_of_the_package_tells_what_it_scores_and_what_each_option_d
     assert first.startswith(f"{name}: ")
     assert len(first) > len(name) + 20
     told = [line for line in others if not line.startswith(("  arXiv", "  scores", "  needs", "  reads", "  It has"))]
-    # Every option has a text, but for those of functions, which the first sentence explains.
+    # Every option of a class has a text. The first sentence explains the options of functions.
     unexplained = [line for line in told if line.endswith(".") and line.count(". ") == 0]
     assert [line.split(":")[0].strip() for line in unexplained] in ([], ["quality"])
 
