@@ -12,6 +12,7 @@ import torch
 
 from ..configs.schema import AnyRecipe
 from ..estimate.estimates import GIB, GPUS, gpu_of
+from ..estimate.memory import at_once
 from ..training.checking import check
 from ..training.recipe_findings import Checked
 from ..training.trainer import Trainer
@@ -110,9 +111,11 @@ class TimedIterations:
 
 def estimated_peaks(resting: Mapping[str, int], passing: Mapping[str, int]) -> dict[str, int]:
     """The estimated bytes in "sampling", with decoding, and in "training"; see `estimate` for the arguments."""
-    phases = {"training": [size for name, size in passing.items() if name == "training"]}
-    phases["sampling"] = [size for name, size in passing.items() if name != "training"]
-    return {name: sum(resting.values()) + max(sizes) for name, sizes in phases.items() if sizes}
+    found: dict[str, int] = {}
+    for name, size in at_once(resting, passing).items():
+        phase = "training" if name == "training" else "sampling"
+        found[phase] = max(found.get(phase, 0), size)
+    return found
 
 
 def checked_but_for_the_model(recipe: AnyRecipe) -> Checked:

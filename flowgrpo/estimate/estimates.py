@@ -16,7 +16,7 @@ from ..training.planning import Forecast, forecast, nfe_of, search_passes
 from ..training.prompt_embeddings import kept_prompts, met_at_most
 from . import UTILISATION
 from .disk import on_disk
-from .memory import SHARDING, Shares, passing, resting, waiting
+from .memory import SHARDING, Shares, at_once, passing, resting, waiting
 from .models import Model, model_of
 
 GIB = 2**30
@@ -59,7 +59,7 @@ class Estimate:
     Attributes:
         gpu, gpus, utilisation: the assumptions.
         sharding: what is distributed over the GPUs, a key of `SHARDING`; None if each GPU has everything.
-        resting: memory that is in use during the whole iteration, by name, in bytes.
+        resting: memory that is in use during the whole iteration, by name, in bytes; gradients only in training.
         passing: memory of phases that follow one another, by name, in bytes.
         start: bytes while the prompts are encoded, before the first iteration.
         waiting: host memory for this GPU, by name, in bytes.
@@ -93,7 +93,7 @@ class Estimate:
     @property
     def peak(self) -> int:
         """Largest number of bytes in use at once."""
-        return max(self.start, sum(self.resting.values()) + max(self.passing.values()))
+        return max(self.start, *at_once(self.resting, self.passing).values())
 
     def seconds(self, flops: float) -> float:
         """Seconds for a number of FLOPs."""

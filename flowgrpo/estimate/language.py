@@ -28,7 +28,7 @@ from ..training.text.answer_objective import compares
 from .estimates import GIB, GPUS, Gpu, memory_lines
 from .footprint import Attention, FlopTally, GroupedProduct, LiveBytes
 from .known_models import shapes_of
-from .memory import Shares, at_rest
+from .memory import Shares, at_once, at_rest
 
 MEASURED = 256
 """Number of prompts whose tokens are counted."""
@@ -44,7 +44,7 @@ class TextEstimate:
         counted: whether this length was counted on prompts, and not taken from `generation.max_prompt_tokens`.
         scored: number of completions that are scored at once.
         recomputes: whether gradient checkpointing is on.
-        resting: memory that is in use during the whole iteration, by name.
+        resting: memory that is in use during the whole iteration, by name; gradients only in training.
         passing: memory of phases that follow one another, by name.
         levers: keys of the recipe with which less is sampled at once, and less is scored at once.
     """
@@ -62,7 +62,7 @@ class TextEstimate:
     @property
     def peak(self) -> int:
         """Largest number of bytes in use at once."""
-        return sum(self.resting.values()) + max(self.passing.values())
+        return max(at_once(self.resting, self.passing).values())
 
 
 def estimate_text(recipe: TextRecipe, rows: Sequence[PromptRow], gpu: str = "h100", gpus: int = 1) -> TextEstimate:
@@ -91,7 +91,7 @@ def estimate_text(recipe: TextRecipe, rows: Sequence[PromptRow], gpu: str = "h10
     computing = [p for p in language.model.parameters() if p.requires_grad and p.dtype != torch.float32]
     share = Shares.of(recipe, gpus, None)
     trained, rounded = sum(p.numel() for p in weights.parameters()), sum(p.numel() for p in computing)
-    at_once = min(rollout.batch, math.ceil(rollout.prompts / gpus) * rollout.group)
+    together = min(rollout.batch, math.ceil(rollout.prompts / gpus) * rollout.group)
     return TextEstimate(
         gpu=GPUS[gpu],
         gpus=gpus,
@@ -100,7 +100,7 @@ def estimate_text(recipe: TextRecipe, rows: Sequence[PromptRow], gpu: str = "h10
         scored=groups * alone,
         recomputes=recipe.model.gradient_checkpointing,
         resting=at_rest(recipe, "model", size, trained, rounded, compares(recipe), share),
-        passing=_sampling(recipe, language, at_once, prompt)
+        passing=_sampling(recipe, language, together, prompt)
         | {"training": _training(recipe, language, weights, groups, alone, prompt)},
     )
 
@@ -162,7 +162,7 @@ def _mends(found: TextEstimate) -> list[str]:
         "sampling": f"for sampling, a smaller {found.levers[0]}",
         "training": f"for training, {'' if found.recomputes else again}a smaller {found.levers[1]}",
     }
-    return [change[name] for name, size in found.passing.items() if rest + size > room]
+    return [change[name] for name, size in at_once(found.resting, found.passing).items() if size > room]
 
 
 def _language(recipe: TextRecipe, path: str) -> LanguageModel:

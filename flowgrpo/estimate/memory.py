@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..configs.schema import AnyRecipe, Recipe
@@ -119,6 +120,12 @@ def resting(recipe: Recipe, model: Model, expected: Forecast, share: int, shares
         **own,
         "rollout states": share * model.elements * states,
     }
+
+
+def at_once(resting: Mapping[str, int], passing: Mapping[str, int]) -> dict[str, int]:
+    """Bytes in use at once in each phase of `passing`. Only "training" has gradients: optimizer steps free them."""
+    rest = sum(resting.values())
+    return {name: rest + size - (0 if name == "training" else resting["gradients"]) for name, size in passing.items()}
 
 
 def waiting(recipe: Recipe) -> list[str]:

@@ -12,6 +12,7 @@ from flowgrpo.configs.layers import machine_of
 from flowgrpo.configs.load import load_image_recipe
 from flowgrpo.configs.schema import ModelConfig, Recipe
 from flowgrpo.estimate.estimates import GIB, GPUS, Estimate, duration, estimate, gpu_of, table
+from flowgrpo.estimate.memory import at_once
 from flowgrpo.estimate.models import model_of
 from flowgrpo.pipelines.architectures import architecture_of, built
 from flowgrpo.training.model_paths import model_folder
@@ -86,7 +87,19 @@ def test_memory_is_by_hand():
         "decoding": 4 * model.decode_bytes,
         "training": 6 * (cost.saved + cost.working),
     }
-    assert found.peak == max(found.start, sum(found.resting.values()) + max(found.passing.values()))
+    assert found.peak == max(at_once(found.resting, found.passing).values()) > found.start
+
+
+def test_only_training_has_gradients():
+    resting = {"denoiser": 100, "gradients": 40}
+    assert at_once(resting, {"sampling": 10, "decoding": 30, "training": 20}) == {
+        "sampling": 110,
+        "decoding": 130,
+        "training": 160,
+    }
+    found = of(model={"train": "full"}, optimizer={"learning_rate": 1e-5})
+    wide = replace(found, passing=found.passing | {"decoding": found.passing["training"] + 1})
+    assert wide.peak == found.peak
 
 
 def test_gradient_checkpointing_saves_memory_and_costs_a_second_evaluation():
