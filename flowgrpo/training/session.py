@@ -212,11 +212,12 @@ def load_flow_task(
         cache.release()
     doing("checking that the pipeline's own loop is reproduced")
     shown = [row.prompt for row in data.train.rows[:2]]
-    (policy, sized), (second, sized_second) = (
-        _policies(recipe, pipe, call, weights, shown, number)
-        for number in (steps_of(recipe), steps_of(recipe, evaluation=True))
-    )
-    evaluator = Evaluator(recipe, second, sized_second)
+    made: dict[int, tuple[FlowPolicy, SizedPolicies]] = {}
+    for number in (steps_of(recipe), steps_of(recipe, evaluation=True)):
+        if number not in made:
+            made[number] = _policies(recipe, pipe, call, weights, shown, number)
+    policy, sized = made[steps_of(recipe)]
+    evaluator = Evaluator(recipe, *made[steps_of(recipe, evaluation=True)])
     critic = None
     if recipe.critic is not None:
         critic = Critic(
