@@ -139,12 +139,11 @@ def _installed_rewards() -> dict[str, str]:
 
 def _installed_parts() -> dict[str, str]:
     """Names of parts that installed packages declare -> their code; a name of the package itself means its own part."""
-    kinds = ((kind, entry_points(kind.group)) for kind in KINDS.values())
+    kinds = {kind.group: kind for kind in KINDS.values()}
     return {
         point.name: f"{point.module}:{point.attr}"
-        for kind, points in kinds
-        for point in points
-        if point.name not in kind.builtin
+        for point in entry_points(*kinds)
+        if point.name not in kinds[point.group].builtin
     }
 
 

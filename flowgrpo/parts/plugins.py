@@ -74,9 +74,10 @@ def _short(name: str, most: int = 80) -> str:
     return repr(name) if len(name) <= most else f"{name[: most // 2]!r} …"
 
 
-def entry_points(group: str) -> list[importlib.metadata.EntryPoint]:
-    """The entry points that installed packages declare in a group."""
-    return list(importlib.metadata.entry_points(group=group))
+def entry_points(*groups: str) -> list[importlib.metadata.EntryPoint]:
+    """The entry points that installed packages declare in one of the groups. Each call looks at every package."""
+    found = importlib.metadata.entry_points()
+    return [point for group in groups for point in found.select(group=group)]
 
 
 def load(target: str, name: str, word: str, callable_as: str = CALLED) -> Callable[..., Any]:

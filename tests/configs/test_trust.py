@@ -115,18 +115,10 @@ def test_a_data_set_of_the_hub_is_downloaded_only_on_trust():
     assert acts({"data": ["hub:owner/name"]}, Path("run")) == acts({"data": {"train": 3}}, Path("run")) == []
 
 
-class Point:
-    """An entry point of an installed package."""
-
-    def __init__(self, name: str, group: str) -> None:
-        self.name, self.group, self.module, self.attr = name, group, "package.module", "thing"
-
-
 def test_what_installed_packages_declare_is_listed(monkeypatch: pytest.MonkeyPatch):
-    points = [Point("sharp", "flowgrpo.rewards"), Point("odd", "flowgrpo.kernel"), Point("euler", "flowgrpo.solver")]
-    monkeypatch.setattr(
-        importlib.metadata, "entry_points", lambda group: [point for point in points if point.group == group]
-    )
+    declared = {"sharp": "flowgrpo.rewards", "odd": "flowgrpo.kernel", "euler": "flowgrpo.solver"}
+    points = [importlib.metadata.EntryPoint(name, "package.module:thing", group) for name, group in declared.items()]
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda: importlib.metadata.EntryPoints(points))
     recipe = {"rewards": [{"name": "sharp"}], "sampler": {"kernel": {"name": "odd"}, "solver": "euler"}}
     assert [act.says for act in acts(recipe, Path("run"))] == [
         "run the reward package.module:thing", "run the part package.module:thing"

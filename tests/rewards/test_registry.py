@@ -51,11 +51,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> dict:
 
 def set_entry_points(monkeypatch: pytest.MonkeyPatch, *points: tuple[str, str]) -> None:
     made = [importlib.metadata.EntryPoint(name, value, "flowgrpo.rewards") for name, value in points]
-
-    def entry_points(*, group: str) -> list[importlib.metadata.EntryPoint]:
-        return made if group == "flowgrpo.rewards" else []
-
-    monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda: importlib.metadata.EntryPoints(made))
 
 
 def images(*levels: float) -> torch.Tensor:
