@@ -129,9 +129,14 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
 }
 """Names that configurations of other tools use -> keys of a recipe."""
 
+_FOLDER = (
+    "out output output_dir output_path outdir dir folder run_dir work_dir workdir project_dir save_dir checkpoint_dir "
+    "logdir log_dir logging_dir run_name exp_name"
+)
+
 OUTSIDE = {
     **dict.fromkeys(
-        ("out", "output", "output_dir", "outdir", "save_dir", "logdir", "log_dir", "logging_dir", "run_name"),
+        _FOLDER.split(),
         "the run folder is given on the command line, as `flowgrpo train --out FOLDER`",
     ),
     **dict.fromkeys(
