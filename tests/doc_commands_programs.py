@@ -127,7 +127,10 @@ def _not_run(words: list[str]) -> bool:
 
 
 def _pip(reader: Reader, example: Example, words: list[str]) -> None:
-    """Install a folder into a prefix, without its dependencies; for other packages, check only their names."""
+    """Install a folder into a prefix, without its dependencies; for other packages, check only their names.
+
+    Without dependencies all extras of a folder install the same, so only the first one is installed.
+    """
     _check_names(words[2:])
     if _not_run(words):
         return
@@ -135,9 +138,10 @@ def _pip(reader: Reader, example: Example, words: list[str]) -> None:
     (what,) = (word for word in words[2:] if not word.startswith("-"))
     folder = re.sub(r"\[.*\]$", "", what)
     own = (reader.home / folder).is_dir() and folder != "."
-    if not own and example.text in reader.done:
+    same = " ".join([folder if word == what else word for word in words])
+    if not own and same in reader.done:
         return
-    reader.done.add(example.text)
+    reader.done.add(same)
     prefix = reader.home / "-".join(["prefix", *re.findall(r"\w+", example.text)])
     packages = install(words[2:], reader.home if own else reader.stock.checkout.folder, prefix)
     if own:

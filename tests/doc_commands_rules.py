@@ -251,7 +251,10 @@ def _bench(reader: Reader, words: list[str], example: Example) -> list[str] | No
         for word in words:
             if word.startswith("model.path="):
                 reader.put_model(word.partition("=")[2])
-        small = ["diffusion_nft", "--seeds", "0", "--scale", "1e-6", *TINY_ROLLOUT, "evaluate.prompts=2"]
+        # The default is raced at its own length, whatever the scale. Without a rate, a recipe has runs that choose one.
+        rated = any("=" in word and "." not in word.partition("=")[0] for word in words)
+        small = ["diffusion_nft=6e-4" if rated else "diffusion_nft", "run.iterations=2", "--seeds", "0"]
+        small += ["--scale", "1e-6", *TINY_ROLLOUT, "evaluate.prompts=2"]
         reader.flowgrpo("bench", *words, *small)
         results = reader.home / (told["results"] or "runs/race")
         assert list(results.glob("race-diffusion_nft-rate*-seed0-*.json"))
