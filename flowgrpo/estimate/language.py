@@ -33,6 +33,9 @@ from .memory import Shares, at_once, at_rest
 MEASURED = 256
 """Number of prompts whose tokens are counted."""
 
+ROOM = 0.8
+"""The share of a GPU's memory up to which a larger batch is proposed."""
+
 
 @dataclass(frozen=True)
 class TextEstimate:
@@ -47,6 +50,7 @@ class TextEstimate:
         resting: memory that is in use during the whole iteration, by name; gradients only in training.
         passing: memory of phases that follow one another, by name.
         levers: keys of the recipe with which less is sampled at once, and less is scored at once.
+        sampled, share: number of completions that a GPU samples at once, and in an iteration; 0 if this is no choice.
     """
 
     gpu: Gpu
@@ -58,6 +62,8 @@ class TextEstimate:
     resting: dict[str, int]
     passing: dict[str, int]
     levers: tuple[str, str] = ("rollout.batch", "rollout.tokens")
+    sampled: int = 0
+    share: int = 0
 
     @property
     def peak(self) -> int:
@@ -91,7 +97,8 @@ def estimate_text(recipe: TextRecipe, rows: Sequence[PromptRow], gpu: str = "h10
     computing = [p for p in language.model.parameters() if p.requires_grad and p.dtype != torch.float32]
     share = Shares.of(recipe, gpus, None)
     trained, rounded = sum(p.numel() for p in weights.parameters()), sum(p.numel() for p in computing)
-    together = min(rollout.batch, math.ceil(rollout.prompts / gpus) * rollout.group)
+    completions = math.ceil(rollout.prompts / gpus) * rollout.group
+    together = min(rollout.batch, completions)
     return TextEstimate(
         gpu=GPUS[gpu],
         gpus=gpus,
@@ -102,6 +109,8 @@ def estimate_text(recipe: TextRecipe, rows: Sequence[PromptRow], gpu: str = "h10
         resting=at_rest(recipe, "model", size, trained, rounded, compares(recipe), share),
         passing=_sampling(recipe, language, together, prompt)
         | {"training": _training(recipe, language, weights, groups, alone, prompt)},
+        sampled=together,
+        share=completions,
     )
 
 
@@ -145,7 +154,28 @@ def text_table(found: TextEstimate) -> list[str]:
     ]
     if found.peak > found.gpu.gib * GIB:
         lines.append(f"  note: this is more memory than the GPU has; {'; '.join(_mends(found))}")
+    elif larger := _larger_batch(found):
+        lines.append(larger)
     return lines
+
+
+def _larger_batch(found: TextEstimate) -> str | None:
+    """A note on fewer and larger batches of sampling that fit; None if there are none.
+
+    A step of sampling reads all weights for one token of each completion, so one large batch takes less time.
+    """
+    if "sampling" not in found.passing or not found.sampled:
+        return None
+    each, batches = found.passing["sampling"] / found.sampled, math.ceil(found.share / found.sampled)
+    for fewer in range(1, batches):
+        size = math.ceil(found.share / fewer)
+        most = at_once(found.resting, {**found.passing, "sampling": math.ceil(size * each)})["sampling"]
+        if most < ROOM * found.gpu.gib * GIB:
+            return (
+                f"  note: {found.share} completions are sampled in {batches} batches, one after another; "
+                f"with rollout.batch={size} it is {fewer}, and sampling takes {most / GIB:.1f} GiB at most"
+            )
+    return None
 
 
 def _mends(found: TextEstimate) -> list[str]:

@@ -1,5 +1,6 @@
 """Estimates of the memory of text against what the allocator really allocates."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,26 @@ def test_sampling_keeps_keys_and_values_of_every_token(folder: Path, rows: list[
 def test_an_engine_of_its_own_is_not_counted(folder: Path, rows: list[PromptRow]) -> None:
     found = estimate_text(recipe(folder, "generation.engine=vllm"), rows)
     assert found.passing.keys() == {"training"}
+
+
+def test_a_larger_batch_of_sampling_is_proposed_if_it_fits(folder: Path, rows: list[PromptRow]) -> None:
+    words = "rollout.prompts=2", "rollout.group=8"  # sixteen completions
+
+    def notes(batch: int, room: float = 80.0, gpus: int = 1) -> list[str]:
+        found = estimate_text(recipe(folder, *words, f"rollout.batch={batch}"), rows, gpus=gpus)
+        found = replace(found, gpu=replace(found.gpu, gib=room), passing=found.passing | {"training": 0})
+        return [line for line in text_table(found) if "sampled in" in line]
+
+    assert notes(16) == notes(8, gpus=2) == []
+    assert notes(3) == [
+        "  note: 16 completions are sampled in 6 batches, one after another; with rollout.batch=16 it is 1, and "
+        "sampling takes 0.0 GiB at most"
+    ]
+    whole = estimate_text(recipe(folder, *words, "rollout.batch=16"), rows)
+    rest, each = sum(whole.resting.values()) - whole.resting["gradients"], whole.passing["sampling"] / 16
+    # Eight completions at once fit, and nine do not.
+    assert "with rollout.batch=8 it is 2," in notes(3, (rest + 8.5 * each) / 0.8 / GIB)[0]
+    assert notes(8, (rest + 8.5 * each) / 0.8 / GIB) == []
 
 
 def test_weights_and_what_belongs_to_them(folder: Path, rows: list[PromptRow]) -> None:
