@@ -60,7 +60,7 @@ def own_curvature(logits: Tensor, ids: Tensor, temperature: float = 1.0) -> Tens
         temperature: logits are divided by it; the gradient is in the divided logits.
     """
     found = torch.empty(ids.shape, dtype=torch.float32, device=logits.device)
-    for place in _places(logits, ids):
+    for place in places(logits, ids):
         p = tempered(logits[place].float(), temperature).softmax(-1)
         u = -p
         u.scatter_add_(-1, ids[place][..., None], torch.ones_like(u[..., :1]))
@@ -92,7 +92,7 @@ class _TokenLogProbs(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, ids: Tensor, temperature: float) -> Tensor:
         chosen = torch.empty(ids.shape, dtype=torch.float32, device=logits.device)
         total = torch.empty_like(chosen)
-        for place in _places(logits, ids):
+        for place in places(logits, ids):
             scaled = tempered(logits[place].float(), temperature)
             chosen[place] = scaled.gather(-1, ids[place][..., None]).squeeze(-1)
             total[place] = scaled.logsumexp(-1)
@@ -106,7 +106,7 @@ class _TokenLogProbs(torch.autograd.Function):
         logits, ids, total = ctx.saved_tensors
         gradient = torch.empty_like(logits)
         gradient[:, ids.shape[1] :] = 0
-        for place in _places(logits, ids):
+        for place in places(logits, ids):
             scaled, weight = tempered(logits[place].float(), ctx.temperature), given[place][..., None]
             slope = (scaled - total[place][..., None]).exp_().mul_(-weight)
             slope.scatter_add_(-1, ids[place][..., None], weight)
@@ -114,7 +114,7 @@ class _TokenLogProbs(torch.autograd.Function):
         return gradient, None, None
 
 
-def _places(logits: Tensor, ids: Tensor) -> Iterator[tuple[slice, slice]]:
+def places(logits: Tensor, ids: Tensor) -> Iterator[tuple[slice, slice]]:
     """Rows and positions of at most `NUMBERS` logits, or of one position: several whole rows, or a part of one row."""
     positions = max(NUMBERS // logits.shape[-1], 1)
     rows = max(positions // max(ids.shape[1], 1), 1)

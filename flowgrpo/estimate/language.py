@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ..configs.schema import MaskedRecipe, TextRecipe
+from ..core import categorical
 from ..text.key_value_cache import cache_of, state_bytes
 from ..text.masked_model import MaskedLanguageModel
 from ..text.model import LanguageModel, LanguageWeights
@@ -32,6 +34,9 @@ from .memory import Shares, at_once, at_rest
 
 MEASURED = 256
 """Number of prompts whose tokens are counted."""
+
+PLACES = categorical.places
+"""All places at which log-probs are computed."""
 
 ROOM = 0.8
 """The share of a GPU's memory up to which a larger batch is proposed."""
@@ -318,6 +323,11 @@ def _experts(grouped: Callable[..., Any]) -> contextlib.AbstractContextManager[A
     return patch.object(moe, "_grouped_mm", grouped) if known else contextlib.nullcontext()
 
 
+def _two_places(logits: Tensor, ids: Tensor) -> Iterator[tuple[slice, slice]]:
+    """The first two places at which log-probs are computed. A long batch has ten thousand of them, all alike."""
+    return itertools.islice(PLACES(logits, ids), 2)
+
+
 @contextlib.contextmanager
 def on_meta() -> Iterator[FlopTally]:
     """Within this context a language model runs on `meta`, with attention that keeps what a fused kernel keeps.
@@ -336,5 +346,6 @@ def on_meta() -> Iterator[FlopTally]:
     attention = patch.object(nn.functional, "scaled_dot_product_attention", fused)
     # Models turn autocast off for their rotations, and torch before 2.9 has no autocast to turn off on `meta`.
     autocast = patch.object(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
-    with torch.device("meta"), _Untrue(), attention, autocast, _experts(grouped):
+    few = patch.object(categorical, "places", _two_places)
+    with torch.device("meta"), _Untrue(), attention, autocast, few, _experts(grouped):
         yield tally

@@ -9,6 +9,8 @@ import torch
 
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.configs.schema import TextRecipe
+from flowgrpo.core import categorical
+from flowgrpo.estimate import language
 from flowgrpo.estimate.estimates import GIB
 from flowgrpo.estimate.footprint import FlopTally
 from flowgrpo.estimate.known_models import known_config
@@ -120,6 +122,16 @@ def test_sampling_keeps_keys_and_values_of_every_token(folder: Path, rows: list[
     found = estimate_text(recipe(folder), rows)
     kept = 2 * LAYERS * WIDTH * 4 * (PROMPT + TOKENS)
     assert found.passing["sampling"] == 8 * (kept + VOCABULARY * 24)
+
+
+def test_two_places_of_log_probs_take_as_much_as_all(
+    folder: Path, rows: list[PromptRow], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(categorical, "NUMBERS", 4 * VOCABULARY)
+    assert len(list(categorical.places(torch.empty(8, TOKENS, VOCABULARY), torch.empty(8, TOKENS)))) > 8
+    two = estimate_text(recipe(folder), rows).passing
+    monkeypatch.setattr(language, "_two_places", categorical.places)
+    assert estimate_text(recipe(folder), rows).passing == two
 
 
 def test_an_engine_of_its_own_is_not_counted(folder: Path, rows: list[PromptRow]) -> None:
