@@ -212,12 +212,10 @@ def load_flow_task(
         cache.release()
     doing("checking that the pipeline's own loop is reproduced")
     shown = [row.prompt for row in data.train.rows[:2]]
-    made: dict[int, tuple[FlowPolicy, SizedPolicies]] = {}
-    for number in (steps_of(recipe), steps_of(recipe, evaluation=True)):
-        if number not in made:
-            made[number] = _policies(recipe, pipe, call, weights, shown, number)
-    policy, sized = made[steps_of(recipe)]
-    evaluator = Evaluator(recipe, *made[steps_of(recipe, evaluation=True)])
+    counts = steps_of(recipe), steps_of(recipe, evaluation=True)
+    policies = {number: _policies(recipe, pipe, call, weights, shown, number) for number in dict.fromkeys(counts)}
+    policy, sized = policies[counts[0]]
+    evaluator = Evaluator(recipe, *policies[counts[1]])
     critic = None
     if recipe.critic is not None:
         critic = Critic(
