@@ -2,7 +2,7 @@
 
     python docs/measure_gpu.py                       # lists the commands
     python docs/measure_gpu.py 3 12-14 --out figures # runs some of them, by their numbers
-    python docs/measure_gpu.py text optimizer_speed  # runs the commands that contain one of these words
+    python docs/measure_gpu.py llada adapter_speed   # runs the commands that contain one of these words
 
 With `--out FOLDER` the figures are written there, and not over the figures of the page. With `--minutes N` no command
 begins after N minutes. A command that fails is reported, and the next one begins.
