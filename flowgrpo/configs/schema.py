@@ -380,6 +380,9 @@ class MaskedModelConfig(_ChatConfig):
     attention: Literal["eager", "sdpa", "flash_attention_2"] | None = Field(
         None, description="Attention implementation of transformers; by default transformers chooses."
     )
+    block: int | None = Field(
+        None, ge=1, description="Tokens of a block, for a model that writes block after block, such as SDAR."
+    )
 
     @model_validator(mode="after")
     def _start_is_trained(self) -> MaskedModelConfig:

@@ -2,7 +2,8 @@
 
 A likelihood gives passes: which positions of the completion a pass masks, and the weight of each masked position. The
 estimate of the log-prob of token l is the sum over passes of weight x log p(x_l | the tokens that are not masked). A
-generator draws the masks, so the policy that samples and the policy that is trained see the same masks.
+generator draws the masks, so the policy that samples and the policy that is trained see the same masks. The likelihood
+`trace` draws nothing: its masks are those of the sampler.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ..parts.ranges import Count, Share
+from ..parts.ranges import Count, Given, Share
 
 
 @dataclass(frozen=True)
@@ -26,12 +27,14 @@ class Passes:
         weight: [M, L] weight of each masked position in the estimate; 0 elsewhere.
         counted: [L] bool: the positions that have an estimate.
         prompt: share of the prompt's tokens that a pass masks, in [0, 1).
+        apart: whether each position has a weight in one pass alone, so that one pass after another can be trained.
     """
 
     masked: Tensor
     weight: Tensor
     counted: Tensor
     prompt: float = 0.0
+    apart: bool = False
 
 
 def fully_masked(length: int, generator: torch.Generator, *, prompt: Share = 0.15) -> Passes:
@@ -107,13 +110,38 @@ def uniform(length: int, generator: torch.Generator, *, draws: Count = 1) -> Pas
     return Passes(masked, masked.float() / times.clamp(min=1), times > 0)
 
 
+def trace(
+    length: int, generator: torch.Generator, *, steps: Given[Tensor], block: Given[int | None], shrink: Count = 1
+) -> Passes:
+    """The steps that the sampler took, several of them at a time (TraceRL, arXiv 2509.06949).
+
+    A pass masks what was still masked before its steps, and scores what they revealed. If the model writes block after
+    block, the steps of each block are counted on their own, and a pass holds one part of every block: for finished
+    blocks, the model then evaluates all of them at once.
+
+    Args:
+        length: positions L of the completion.
+        generator: not used.
+        steps: [L] the step that revealed each position.
+        block: tokens of a block; None if there are no blocks.
+        shrink: Number of steps that a pass holds.
+    """
+    parts = steps.view(-1, length if block is None else block)
+    # The rank of a step among the steps of its block: steps of other blocks may lie between two of them.
+    rank = torch.stack([part.unique(return_inverse=True)[1] for part in parts]).flatten()
+    number = torch.arange(int(rank.max()) // shrink + 1)[:, None]
+    held = rank // shrink
+    return Passes(held >= number, (held == number).float(), torch.ones(length, dtype=torch.bool), apart=True)
+
+
 LIKELIHOODS: dict[str, Callable[..., Passes]] = {
     "fully_masked": fully_masked,
     "coupled": coupled,
     "quadrature": quadrature,
     "uniform": uniform,
+    "trace": trace,
 }
-"""`likelihood(length, generator, *, ...) -> Passes`."""
+"""`likelihood(length, generator, *, ...) -> Passes`. A run gives `steps` and `block` to a likelihood that asks."""
 
 
 @lru_cache(maxsize=64)

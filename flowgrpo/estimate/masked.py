@@ -17,7 +17,7 @@ from ..text.diffusion_models import DIFFUSION_TYPES, model_class, tokenizer_clas
 from ..text.masked_model import Frame, MaskedLanguageModel
 from ..training.data import PromptRow
 from ..training.model_paths import DTYPES, masked_folder
-from ..training.planning import forecast
+from ..training.planning import forecast, passes_of
 from ..training.prompts.chosen_prompts import places_of
 from ..training.text.answer_objective import compares
 from .estimates import GPUS
@@ -80,7 +80,7 @@ def _language(recipe: MaskedRecipe, path: str) -> MaskedLanguageModel:
     with torch.device("meta"):
         model = unread_model(masked_shapes_of(path), dtype=DTYPES[recipe.model.dtype], attn_implementation=attention)
     named = SimpleNamespace(mask_token_id=0, pad_token_id=0, sep_token_id=None, eos_token_id=0)
-    return MaskedLanguageModel(model.eval(), named)
+    return MaskedLanguageModel(model.eval(), named, block=recipe.model.block)
 
 
 def unread_model(config: Any, **options: Any) -> Any:
@@ -146,10 +146,11 @@ def _training(recipe: MaskedRecipe, language: MaskedLanguageModel, prompts: int,
         each: completions of a prompt.
         prompt: tokens of each prompt.
     """
-    batch, likelihood = recipe.rollout.batch, recipe.objective.get("likelihood")
-    if likelihood is not None:
-        passes = len(likelihood.make()(recipe.generation.tokens, torch.Generator()).masked)
-        return _scored(recipe, language, batch, batch, passes, prompt)
+    batch = recipe.rollout.batch
+    if recipe.objective.get("likelihood") is not None:
+        passes = passes_of(recipe)
+        together = 1 if passes.apart and recipe.objective["level"] == "token" else len(passes.masked)
+        return _scored(recipe, language, batch, batch, together, prompt)
     # The completions of a prompt begin as one state, and each of them is an edge, which has a copy of its logits.
     first = min(batch, prompts)
     return max(_scored(recipe, language, *sizes, 1, prompt) for sizes in ((first, first * each), (batch, batch)))
@@ -161,15 +162,23 @@ def _scored(
     live = LiveBytes()
     with on_meta(), live, torch.enable_grad():
         total: Any = 0
-        ids = torch.zeros(edges, recipe.generation.tokens, dtype=torch.long, device="meta")
         for _ in range(passes):
-            logits = without_mask(_logits(recipe, language, states, prompt), language.mask)
+            logits = without_mask(_scoring_logits(recipe, language, states, prompt), language.mask)
             if recipe.objective.name == "trajectory":
                 logits = logits[torch.zeros(edges, dtype=torch.long, device="meta")]
+            ids = torch.zeros(logits.shape[:2], dtype=torch.long, device="meta")
             total = total + reveal_log_probs(logits, ids, ids == 0, recipe.generation.temperature)
             del logits
         if compares(recipe):
             with torch.no_grad():
-                _logits(recipe, language, states, prompt)
+                _scoring_logits(recipe, language, states, prompt)
         torch.autograd.backward([total.sum()])
     return live.most
+
+
+def _scoring_logits(recipe: MaskedRecipe, language: MaskedLanguageModel, rows: int, prompt: int) -> Tensor:
+    """The logits of a batch that is trained; finished completions are scored at all their positions."""
+    if recipe.objective.name == "trajectory":
+        return _logits(recipe, language, rows, prompt)
+    ids = torch.zeros(rows, recipe.generation.tokens, dtype=torch.long, device="meta")
+    return language.scored_logits([([1] * prompt, [])] * rows, ids, ids)

@@ -13,7 +13,7 @@ from ..configs.load import load_recipe
 from ..configs.schema import MaskedRecipe, Recipe, TextRecipe
 from ..configs.yaml_text import read_yaml_mapping
 from ..core.addressing import address
-from ..text.diffusion_models import type_of
+from ..text.diffusion_models import BLOCK_TYPES, model_class, type_of
 from ..text.masked_model import load_masked_model
 from ..text.model import LanguageModel, LanguageWeights, load_language_model, reinitialise
 from ..text.model_folder import is_masked_folder
@@ -86,16 +86,24 @@ def recipe_of(model: str, overrides: Sequence[str] = (), *, masked: bool = False
 
 
 def _as_published(model: str, words: Sequence[str]) -> list[str]:
-    """How the published code of a diffusion language model samples: in blocks of 32 tokens, in up to 128 steps."""
+    """How the published code of a diffusion language model samples.
+
+    LLaDA and Dream write blocks of 32 tokens, in up to 128 steps. A model that writes block after block has blocks of
+    its own size, and reveals the likeliest token of a block at each step.
+    """
     if model == MASKED:
         return []
     with from_hub(model):
         kind = type_of(model)
+        block = model_class(kind).config_class.from_pretrained(model).block_size if kind in BLOCK_TYPES else None
     if kind is None:
         return []
     given = load_recipe("masked", [*words, "sampler.steps=1"])
     assert isinstance(given, MaskedRecipe)
-    return [f"sampler.steps={min(given.generation.tokens, STEPS)}", "sampler.order={name: blocks, size: 32}"]
+    tokens = given.generation.tokens
+    if block is not None:
+        return [f"model.block={block}", f"sampler.steps={tokens}"]
+    return [f"sampler.steps={min(tokens, STEPS)}", "sampler.order={name: blocks, size: 32}"]
 
 
 def open_language_model(

@@ -178,7 +178,8 @@ _ALL = (
     ),
     Kind(
         "likelihood", "objective.likelihood", "flowgrpo.core.likelihoods:LIKELIHOODS",
-        "likelihood(length, generator, *, ...) -> passes",
+        "likelihood(length, generator, *, ...) -> passes; the parameters `steps: Given[Tensor]` and "
+        "`block: Given[int | None]` are the step that revealed each position, and model.block",
     ),
     Kind(
         "answer loss", "objective.loss", "flowgrpo.core.answer_losses:ANSWER_LOSSES",

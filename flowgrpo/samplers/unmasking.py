@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
 
+from ..core.blocks import open_block
 from ..core.categorical import NUMBERS, pick, tempered, token_log_probs
 from ..parts.ranges import Count, NotNegative
 from .kernels import Coefficients, Kernel
@@ -92,22 +93,50 @@ def cosine(tokens: int, steps: int) -> list[int]:
 SCHEDULES: dict[str, Callable[[int, int], list[int]]] = {"linear": linear, "cosine": cosine}
 
 
-def mask_levels(tokens: int, steps: int, schedule: str = "linear") -> tuple[float, ...]:
+def mask_levels(
+    tokens: int, steps: int, schedule: str = "linear", block: int | None = None, key: str = "sampler.steps"
+) -> tuple[float, ...]:
     """``T + 1`` shares of masked positions, from 1 to exactly 0.
 
+    Args:
+        tokens: positions of a completion.
+        steps: number T of steps.
+        schedule: a key of `SCHEDULES`.
+        block: tokens of a block, if the model writes block after block.
+        key: what a message calls the number of steps.
+
     Raises:
-        ValueError: there are more steps than tokens, and a step must reveal one token at least.
+        ValueError: there are more steps than tokens, and a step must reveal one token at least; the completion ends
+            within a block, or a step would reveal tokens of two blocks.
     """
     if not 1 <= steps <= tokens:
         raise ValueError(
-            f"sampler.steps is {steps} and generation.tokens {tokens}: a step reveals at least one token; use 1 to "
+            f"{key} is {steps} and generation.tokens {tokens}: a step reveals at least one token; use 1 to "
             f"{tokens} steps"
         )
+    counts = SCHEDULES[schedule](tokens, steps)
+    if block is not None:
+        _check_blocks(tokens, steps, counts, block, key)
     left, levels = tokens, [1.0]
-    for count in SCHEDULES[schedule](tokens, steps):
+    for count in counts:
         left -= count
         levels.append(left / tokens)
     return tuple(levels)
+
+
+def _check_blocks(tokens: int, steps: int, counts: Sequence[int], block: int, key: str) -> None:
+    if tokens % block:
+        raise ValueError(
+            f"generation.tokens is {tokens}, and the model writes blocks of {block} tokens (model.block); use a "
+            f"multiple, such as {-(-tokens // block) * block}"
+        )
+    ends, blocks = set(accumulate(counts)), tokens // block
+    if not ends.issuperset(range(block, tokens, block)):
+        whole = [blocks * each for each in range(1, block + 1) if block % each == 0]
+        raise ValueError(
+            f"with {key}={steps}, a step would reveal tokens of two blocks, and the model writes one block of {block} "
+            f"tokens after another (model.block); use schedule linear and one of {', '.join(map(str, whole))} steps"
+        )
 
 
 def unmask_kernel(temperature: float) -> Kernel:
@@ -125,6 +154,8 @@ class MaskMoves:
         mask: id of the mask token.
         order: which positions a step reveals, with its options bound.
         device: device of the states.
+        block: tokens of a block, if the model writes block after block. Predictions are logits [N, block, V] of the
+            first block that has a mask, and the order is the order within it.
 
     Attributes:
         pace: how many masks a stochastic step reveals, see `Pace`; None for as many as the levels say.
@@ -133,8 +164,11 @@ class MaskMoves:
     keeps_states = True
     pace: Pace | None = None
 
-    def __init__(self, length: int, mask: int, order: Order, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, length: int, mask: int, order: Order, device: torch.device | str = "cpu", block: int | None = None
+    ) -> None:
         self.length, self.mask, self.order, self.device = length, mask, order, torch.device(device)
+        self.block = block
 
     def start(self, keys: Sequence[int], common: Sequence[int], spread: float | None) -> Tensor:
         """Rows of masks."""
@@ -151,22 +185,24 @@ class MaskMoves:
         shift: Tensor | None,
     ) -> Moved:
         """Draw a token at every mask, and keep as many as the step reveals; each edge depends on its own key alone."""
-        draws = torch.stack([_uniform(key, self.length) for key in keys]).to(self.device)
-        masked = x == self.mask
-        logits = self._open(prediction)
-        drawn = x.clone()
-        places = masked.nonzero()
-        # A draw needs several numbers of float32 and float64 for each logit, so few masks are drawn at a time.
-        for row, column in (part.unbind(1) for part in places.split(max(NUMBERS // logits.shape[-1], 1))):
-            chosen = tempered(logits[row, column], coefficients.std)
-            drawn[row, column] = pick(chosen, draws[row, 0, column])[0]
-        counts = self._counts(masked, coefficients.sigma_next)
+        drawn_for = torch.stack([_uniform(key, self.length) for key in keys], dim=1).to(self.device)
+        masks, level = (x == self.mask).sum(1), coefficients.sigma_next
+        counts = self._counts(masks, coefficients.sigma, level)
         if self.pace is not None:
-            counts = self.pace(masked.sum(1), coefficients.sigma, coefficients.sigma_next, keys)
-        reveal = self._revealed(logits, drawn, masked, counts, draws[:, 1])
-        x_next = torch.where(reveal, drawn, x)
-        by_token = reveal_log_probs(logits, x_next, reveal, coefficients.std)
-        return Moved(x_next, by_token.sum(1), by_token)
+            counts = self.pace(masks, coefficients.sigma, level, keys)
+        places = self.places(x)
+        seen, of_token, of_order = (part(one, places) for one in (x, *drawn_for))
+        masked, logits = seen == self.mask, self._open(prediction)
+        drawn = seen.clone()
+        # A draw needs several numbers of float32 and float64 for each logit, so few masks are drawn at a time.
+        for row, column in (few.unbind(1) for few in masked.nonzero().split(max(NUMBERS // logits.shape[-1], 1))):
+            chosen = tempered(logits[row, column], coefficients.std)
+            drawn[row, column] = pick(chosen, of_token[row, column])[0]
+        reveal = self._revealed(logits, drawn, masked, counts, of_order)
+        after = torch.where(reveal, drawn, seen)
+        by_token = reveal_log_probs(logits, after, reveal, coefficients.std)
+        whole = by_token.new_zeros(x.shape)
+        return Moved(with_part(x, places, after), by_token.sum(1), with_part(whole, places, by_token))
 
     def solve(
         self,
@@ -179,10 +215,12 @@ class MaskMoves:
         last: bool,
     ) -> Tensor:
         """Reveal the likeliest tokens in the order's own way, without randomness. There is one solver."""
-        masked, logits = x == self.mask, self._open(prediction)
-        likeliest = torch.where(masked, logits.argmax(-1), x)
-        reveal = self._revealed(logits, likeliest, masked, self._counts(masked, sigma_next), None)
-        return torch.where(reveal, likeliest, x)
+        counts, places = self._counts((x == self.mask).sum(1), sigma, sigma_next), self.places(x)
+        seen, logits = part(x, places), self._open(prediction)
+        masked = seen == self.mask
+        likeliest = torch.where(masked, logits.argmax(-1), seen)
+        reveal = self._revealed(logits, likeliest, masked, counts, None)
+        return with_part(x, places, torch.where(reveal, likeliest, seen))
 
     def observe(self, prediction: Tensor, x: Tensor, sigma: float) -> History:
         """Nothing: no step looks back."""
@@ -192,24 +230,46 @@ class MaskMoves:
         """Nothing: the log-probs of the tokens are recorded with the edges."""
         return prediction.new_empty(len(prediction), 0)
 
+    def places(self, x: Tensor) -> Tensor | None:
+        """[N, block] the places whose logits a prediction for the states x has; None for all places."""
+        return None if self.block is None else open_block(x == self.mask, self.block)
+
     def _open(self, prediction: Tensor) -> Tensor:
         return without_mask(prediction, self.mask)
 
-    def _counts(self, masked: Tensor, sigma_next: float) -> Tensor:
-        """[N] how many masks lead to the level `sigma_next`."""
-        return (masked.sum(1) - round(sigma_next * self.length)).clamp(min=0)
+    def _counts(self, masks: Tensor, sigma: float, sigma_next: float) -> Tensor:
+        """[N] how many of the masks [N] are revealed on the way to the level `sigma_next`."""
+        if self.block is not None:
+            before, after = (self.length - round(level * self.length) for level in (sigma, sigma_next))
+            if before // self.block != (after - 1) // self.block:
+                raise ValueError(
+                    f"a step goes from {before} to {after} tokens at once, and the model writes one block of "
+                    f"{self.block} tokens after another (model.block); use a sampler.plan whose steps follow each "
+                    "other, and no side branches that skip steps"
+                )
+        return (masks - round(sigma_next * self.length)).clamp(min=0)
 
     def _revealed(
         self, logits: Tensor, tokens: Tensor, masked: Tensor, counts: Tensor, uniform: Tensor | None
     ) -> Tensor:
-        """[N, L] bool: the masks that a step reveals, `counts` [N] of each state."""
+        """[N, K] bool: which of K places a step reveals, `counts` [N] of each state."""
         # Confidence is the probability under the model itself, whatever the temperature of the draw.
         chance = token_log_probs(logits, tokens)
         priority = self.order(chance, uniform).masked_fill(~masked, -torch.inf)
         # A stable sort takes the left one of two equal positions on every device.
         first = priority.sort(dim=1, descending=True, stable=True).indices
-        place = torch.arange(self.length, device=first.device).expand_as(first)
+        place = torch.arange(first.shape[1], device=first.device).expand_as(first)
         return (torch.empty_like(first).scatter_(1, first, place) < counts[:, None]) & masked
+
+
+def part(whole: Tensor, places: Tensor | None) -> Tensor:
+    """[N, K] what a tensor [N, L] has at some places; the tensor itself for None."""
+    return whole if places is None else whole.gather(1, places)
+
+
+def with_part(whole: Tensor, places: Tensor | None, found: Tensor) -> Tensor:
+    """A tensor [N, L] with [N, K] values at some places, with gradients to them; the values themselves for None."""
+    return found if places is None else whole.scatter(1, places, found)
 
 
 def without_mask(logits: Tensor, mask: int) -> Tensor:

@@ -16,9 +16,14 @@ _CLASSES = {
     "lladamoe": ("llada_moe", "LLaDAMoEModelLM"),
     "mmada": ("llada", "MMadaModelLM"),
     "Dream": ("dream", "DreamModel"),
+    "sdar": ("sdar", "SDARForCausalLM"),
+    "sdar_moe": ("sdar", "SDARMoeForCausalLM"),
 }
 DIFFUSION_TYPES = tuple(_CLASSES)
-"""LLaDA, LLaDA with mixtures of experts, and MMaDA; Dream, and DiffuCoder with its layers."""
+"""LLaDA, LLaDA with mixtures of experts, and MMaDA; Dream, and DiffuCoder with its layers; SDAR and TraDo."""
+
+BLOCK_TYPES = ("sdar", "sdar_moe")
+"""Models that write block after block."""
 
 
 def type_of(path: str, *, local: bool = False) -> str | None:
@@ -55,4 +60,4 @@ def tokenizer_class(kind: str) -> Any:
     # The names of newer versions are others, and these are known to all supported versions.
     from transformers import PreTrainedTokenizerFast, Qwen2TokenizerFast
 
-    return Qwen2TokenizerFast if kind == "Dream" else PreTrainedTokenizerFast
+    return Qwen2TokenizerFast if kind in ("Dream", *BLOCK_TYPES) else PreTrainedTokenizerFast

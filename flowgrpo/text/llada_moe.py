@@ -15,6 +15,7 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from transformers.modeling_outputs import MaskedLMOutput
 
 from .bidirectional import padding_bias
+from .converted_experts import same_conversion
 from .dream import with_rope_theta
 from .published_settings import other_settings
 
@@ -120,18 +121,4 @@ class LLaDAMoEModelLM(Qwen3MoeForCausalLM):
         return MaskedLMOutput(logits=self.lm_head(x))
 
 
-def _same_conversion() -> None:
-    """Newer versions of transformers join the experts of a layer into one tensor, by the type of the model."""
-    try:
-        from transformers.conversion_mapping import (
-            get_checkpoint_conversion_mapping,
-            register_checkpoint_conversion_mapping,
-        )
-    except ImportError:
-        return
-    mapping = get_checkpoint_conversion_mapping("qwen3_moe")
-    if mapping is not None:
-        register_checkpoint_conversion_mapping(LLaDAMoEConfig.model_type, mapping, overwrite=True)
-
-
-_same_conversion()
+same_conversion(LLaDAMoEConfig.model_type)

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..core.blocks import open_block, seen_in_blocks
 from ..weights.pipeline_folders import from_hub
 from .chat_templates import template_ids, turn_end, uses_template, without_template
-from .diffusion_models import DIFFUSION_TYPES, model_class, tokenizer_class, type_of
+from .diffusion_models import BLOCK_TYPES, DIFFUSION_TYPES, model_class, tokenizer_class, type_of
 from .model_folder import check_language_folder, load_whole
 from .positions import room_of
 
@@ -23,7 +24,7 @@ Frame = tuple[list[int], list[int]]
 
 @dataclass(frozen=True)
 class MaskedLanguageModel:
-    """A masked language model with bidirectional attention.
+    """A masked language model, in which a token sees all tokens, or all up to the end of its block.
 
     Attributes:
         model: a model of transformers, with `logits` [N, W, V] in its output.
@@ -31,6 +32,8 @@ class MaskedLanguageModel:
         system: a system message, for chat templates.
         chat: whether prompts go through the chat template.
         chat_template_kwargs: values for further variables of the chat template.
+        block: tokens of a block, for a model that writes block after block. Blocks are counted from the first token of
+            the completion, forwards in the completion and backwards in the prompt.
     """
 
     model: Any
@@ -38,6 +41,7 @@ class MaskedLanguageModel:
     system: str | None = None
     chat: bool = False
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    block: int | None = None
 
     @property
     def components(self) -> dict[str, nn.Module]:
@@ -99,14 +103,20 @@ class MaskedLanguageModel:
         return text if ids else ""
 
     def logits(self, frames: Sequence[Frame], x: Tensor) -> Tensor:
-        """Logits [N, L, V] at the positions of N completions.
+        """Logits [N, L, V] at the positions of N completions; [N, block, V] if the model writes block after block.
 
-        Rows are padded on the right, so a model with absolute positions counts from the start of each prompt.
+        Rows are padded on the right, so a model with absolute positions counts from the start of each prompt. A model
+        of blocks has logits at the places of `open_block`, and does not evaluate what follows them.
 
         Args:
             frames: N prompts.
             x: [N, L] token ids of the completions, masks among them.
         """
+        if self.block is not None:
+            places = open_block(x == self.mask, self.block)
+            # A tensor on `meta`, of which estimates of memory are made, has no numbers.
+            end = x.shape[1] if x.is_meta else int(places.max()) + 1
+            return self._in_blocks(frames, [x[:, :end]], places)
         device, length = x.device, x.shape[1]
         width = max(len(head) + len(tail) for head, tail in frames) + length
         rows, mask = [], []
@@ -127,6 +137,47 @@ class MaskedLanguageModel:
         found: Tensor = out.logits.gather(1, places[..., None].expand(-1, -1, out.logits.shape[-1]))
         return found
 
+    def scored_logits(self, frames: Sequence[Frame], x: Tensor, ids: Tensor) -> Tensor:
+        """Logits [N, L, V] at all positions of N completions, from which the log-probs of finished tokens are taken.
+
+        If the model writes block after block, then each block is evaluated after the finished blocks before it.
+
+        Args:
+            frames: N prompts.
+            x: [N, L] token ids of the completions, masks among them.
+            ids: [N, L] token ids of the finished completions.
+        """
+        if self.block is None:
+            return self.logits(frames, x)
+        length = x.shape[1]
+        places = torch.arange(length, 2 * length, device=x.device).expand_as(x)
+        return self._in_blocks(frames, [ids, x], places)
+
+    def _in_blocks(self, frames: Sequence[Frame], parts: Sequence[Tensor], places: Tensor) -> Tensor:
+        """Logits [N, K, V] of a model of blocks.
+
+        Args:
+            frames: N prompts. What a tokenizer writes after a completion is left out: no token of it would see that.
+            parts: [N, L] the completions, and if there are two, their second form with masks.
+            places: [N, K] places in the joined parts.
+        """
+        joined = torch.cat(list(parts), dim=1)
+        device, length, heads = joined.device, parts[0].shape[1], [len(head) for head, _ in frames]
+        width = max(heads) + joined.shape[1]
+        rows = [[*head, *[self.pad] * (width - len(head))] for head, _ in frames]
+        starts = torch.tensor(heads, device=device)[:, None]
+        own = starts + torch.arange(joined.shape[1], device=device)
+        ids = torch.tensor(rows, device=device).scatter(1, own, joined)
+        # The padding follows the completions, so it is in later blocks, which no token of a completion sees.
+        after = torch.arange(width, device=device) - starts
+        noised = None
+        if len(parts) > 1:
+            noised = (after >= length) & (after < 2 * length)
+            after = torch.where(noised, after - length, after)
+        number = torch.div(after, self.block, rounding_mode="floor")
+        found: Tensor = self.model(ids, seen_in_blocks(number, noised), after + starts, places + starts).logits
+        return found
+
 
 def load_masked_model(
     path: str,
@@ -136,10 +187,11 @@ def load_masked_model(
     chat: bool | None = None,
     system: str | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
+    block: int | None = None,
 ) -> MaskedLanguageModel:
     """Load a folder or hub id of transformers, in evaluation mode, because dropout makes log-probs irreproducible.
 
-    Code that a model brings with it is never run. LLaDA and Dream have classes here.
+    Code that a model brings with it is never run. LLaDA, Dream and SDAR have classes here.
 
     Args:
         path: a folder or hub id, as `from_pretrained` takes it.
@@ -148,10 +200,12 @@ def load_masked_model(
         chat: whether to use the chat template; None uses it if there is one.
         system: a system message; needs a chat template.
         chat_template_kwargs: values for further variables of the chat template.
+        block: tokens of a block; only for a model that writes block after block, and needed for it.
 
     Raises:
         ValueError: a file of the folder is missing or damaged, there is no mask token or no end token, a chat template
-            is needed and there is none, or it does not read one of the variables.
+            is needed and there is none, or it does not read one of the variables; `block` is missing or not for this
+            model; the kernel of attention has no blocks.
     """
     from transformers import AutoModelForMaskedLM, AutoTokenizer
 
@@ -160,6 +214,7 @@ def load_masked_model(
     options = {} if attention is None else {"attn_implementation": attention}
     with from_hub(path):
         kind = type_of(path)
+        _check_block(path, kind, block, attention)
         # Every supported version takes this name; newer versions prefer `dtype`.
         model = load_whole(AutoModelForMaskedLM if kind is None else model_class(kind), path, dtype=dtype, **options)
         tokens = AutoTokenizer if kind is None else tokenizer_class(kind)
@@ -168,10 +223,28 @@ def load_masked_model(
         raise ValueError(f"the tokenizer of {path} has no mask token; give it one and save it")
     values = dict(chat_template_kwargs or {})
     chats = uses_template(tokenizer, path, chat, system, values)
-    found = MaskedLanguageModel(model, tokenizer, system, chats, values)
+    found = MaskedLanguageModel(model, tokenizer, system, chats, values, block)
     if not found.ends:
         raise ValueError(
             f"the tokenizer of {path} has no end token (eos or sep), so all texts have the same length; give it one "
             "and save it"
         )
     return found
+
+
+def _check_block(path: str, kind: str | None, block: int | None, attention: str | None) -> None:
+    if kind not in BLOCK_TYPES:
+        if block is not None:
+            raise ValueError(f"model.block is {block}, and in {path} each token sees all others; leave model.block out")
+        return
+    if block is None:
+        size = model_class(kind).config_class.from_pretrained(path).block_size
+        raise ValueError(
+            f"{path} writes block after block; say how many tokens a block has, as in model.block={size} (the "
+            "block_size of its config.json, or 4)"
+        )
+    if attention is not None and "flash" in attention:
+        raise ValueError(
+            f"model.attention is {attention}, which has no blocks; {path} writes block after block, so "
+            "use sdpa or eager"
+        )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..configs.schema import MaskedModelConfig
 from ..pipelines.pictures import ENDINGS, Picture
 from ..text.model_folder import check_language_folder
 from ..weights.json_files import read_json_object
@@ -116,6 +117,7 @@ def loading_options(model: Any) -> dict[str, Any]:
         "chat": model.chat,
         "system": model.system,
         "chat_template_kwargs": model.chat_template_kwargs,
+        **({"block": model.block} if isinstance(model, MaskedModelConfig) else {}),
     }
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
 
 from ..configs.schema import AnyRecipe, MaskedRecipe, Recipe, SamplerConfig, TextRecipe
 from ..core.forward_process import levels_to_draw
+from ..core.likelihoods import Passes
 from ..core.offpolicy import rec
 from ..core.pooled_ratios import dhpo, sspo
 from ..core.surrogates import clip, clip_nats, gmpo
@@ -71,7 +73,9 @@ def levels_of(recipe: Planned, own: Sequence[float] | None = None, evaluation: b
     For a masked language model, the levels are the shares of masked positions.
     """
     if isinstance(recipe, MaskedRecipe):
-        return mask_levels(recipe.generation.tokens, steps_of(recipe, evaluation), recipe.sampler.schedule)
+        key = "evaluate.steps" if evaluation and recipe.evaluate.steps else "sampler.steps"
+        steps, block = steps_of(recipe, evaluation), recipe.model.block
+        return mask_levels(recipe.generation.tokens, steps, recipe.sampler.schedule, block, key)
     sampler, steps = recipe.sampler, steps_of(recipe, evaluation)
     if sampler.sigmas is not None and not (evaluation and recipe.evaluate.steps):
         return tuple(sampler.sigmas)
@@ -179,14 +183,24 @@ def nfe_of(recipe: Planned, expected: Forecast) -> Nfe:
     images = total("images")
     theta, shared = total("trained_edges") / images, total("trained_states") / images
     if isinstance(recipe, MaskedRecipe):
-        if (likelihood := recipe.objective.get("likelihood")) is not None:
-            theta = shared = float(len(likelihood.make()(recipe.generation.tokens, torch.Generator()).masked))
+        if recipe.objective.get("likelihood") is not None:
+            theta = shared = float(len(passes_of(recipe).masked))
     elif trained(recipe) == "images":
         times, kept = noised_levels(recipe)[0], kept_share(recipe)
         once = _noise_alone(recipe) if expected.pure_noise else 0.0
         theta, shared = times * kept, (times - once) * kept + once / recipe.rollout.group
     theta, shared = theta * anchored_share(recipe), shared * anchored_share(recipe)
     return Nfe(total("walked") / images, theta, total("evaluations") / images, shared)
+
+
+def passes_of(recipe: MaskedRecipe) -> Passes:
+    """The passes with which a recipe's likelihood scores a completion that is written from left to right."""
+    levels, length = levels_of(recipe), recipe.generation.tokens
+    counts = torch.tensor([round((high - low) * length) for high, low in pairwise(levels)])
+    steps = torch.arange(len(counts)).repeat_interleave(counts)
+    made = recipe.objective["likelihood"].make(steps=steps, block=recipe.model.block)
+    passes: Passes = made(length, torch.Generator())
+    return passes
 
 
 def noised_levels(recipe: Recipe) -> tuple[int, int]:

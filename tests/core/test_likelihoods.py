@@ -10,7 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from flowgrpo.core.likelihoods import LIKELIHOODS, Passes, coupled, fully_masked, gauss_legendre, quadrature, uniform
+from flowgrpo.core.likelihoods import (
+    LIKELIHOODS,
+    Passes,
+    coupled,
+    fully_masked,
+    gauss_legendre,
+    quadrature,
+    trace,
+    uniform,
+)  # fmt: skip
 
 LENGTH, VOCABULARY = 3, 4
 
@@ -128,9 +137,31 @@ def test_what_uniform_levels_never_mask_does_not_count() -> None:
     assert seen == set(range(LENGTH + 1))
 
 
-@pytest.mark.parametrize("name", LIKELIHOODS)
+@pytest.mark.parametrize("name", [name for name in LIKELIHOODS if name != "trace"])
 def test_masks_follow_from_their_generator(name: str) -> None:
     one, same, other = (drawn(LIKELIHOODS[name], seed) for seed in (5, 5, 6))
     assert torch.equal(one.masked, same.masked)
     assert one.masked.shape == other.masked.shape
     assert bool((one.weight[~one.masked] == 0).all())
+
+
+def traced(steps: list[int], block: int | None, shrink: int = 1) -> tuple[list[list[int]], list[list[float]]]:
+    found = trace(len(steps), torch.Generator(), steps=torch.tensor(steps), block=block, shrink=shrink)
+    assert found.apart
+    assert bool(found.counted.all())
+    return found.masked.int().tolist(), found.weight.tolist()
+
+
+def test_a_trace_masks_what_was_masked_before_its_steps_and_scores_what_they_revealed() -> None:
+    masked, scored = traced([2, 0, 1, 0], None)
+    assert masked == [[1, 1, 1, 1], [1, 0, 1, 0], [1, 0, 0, 0]]
+    assert scored == [[0, 1, 0, 1], [0, 0, 1, 0], [1, 0, 0, 0]]
+    # Two steps in a pass: the first pass has the steps 0 and 1.
+    assert traced([2, 0, 1, 0], None, shrink=2) == ([[1, 1, 1, 1], [1, 0, 0, 0]], [[0, 1, 1, 1], [1, 0, 0, 0]])
+    assert len(traced([2, 0, 1, 0], None, shrink=9)[0]) == 1
+
+
+def test_the_steps_of_each_block_are_counted_on_their_own() -> None:
+    masked, scored = traced([1, 0, 2, 2, 4, 3], 2)
+    assert masked == [[1, 1, 1, 1, 1, 1], [1, 0, 0, 0, 1, 0]]
+    assert scored == [[0, 1, 1, 1, 0, 1], [1, 0, 0, 0, 1, 0]]

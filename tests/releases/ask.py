@@ -12,6 +12,7 @@ import json
 import sys
 from pathlib import Path
 
+from tests.releases.asked_blocks import BLOCK_MODELS
 from tests.releases.asked_credit import CREDIT
 from tests.releases.asked_losses import LOSSES
 from tests.releases.asked_models import MODELS
@@ -19,7 +20,7 @@ from tests.releases.asked_schedules import SCHEDULES
 from tests.releases.asked_steps import STEPS_OF
 from tests.releases.asking import NUMBERS, Question, plain, taken
 
-QUESTIONS: dict[str, Question] = {**STEPS_OF, **SCHEDULES, **CREDIT, **LOSSES, **MODELS}
+QUESTIONS: dict[str, Question] = {**STEPS_OF, **SCHEDULES, **CREDIT, **LOSSES, **MODELS, **BLOCK_MODELS}
 
 
 def main() -> None:

@@ -22,3 +22,6 @@ FAST_DLLM = ("NVlabs/Fast-dLLM", "24cc59e75f20a6384bae8c905965bb090b96388e")
 # A copy of the code that LLaDA-MoE brings with its weights.
 DLLM = ("ZHZisZZ/dllm", "ca176752fbceec49c6b4777a2c18ae88e4eb10ed")
 MMADA = ("Gen-Verse/MMaDA", "3cdb8709635beb29f66e4e23cd66060872ac3996")
+# The code of TraceRL, with a copy of the code that SDAR and TraDo bring with their weights.
+DLLM_RL = ("Gen-Verse/dLLM-RL", "10b4fd1cba83e4496c20585dc2fd01dc02f20255")
+SDAR = ("JetAstra/SDAR", "c2041a8333333d685f6e15122c84f60f51f85ebd")

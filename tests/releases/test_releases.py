@@ -22,6 +22,8 @@ What is compared:
   DGPO with its clip and its KL.
 - LLaDA and Dream: the logits and the names of the weights, of a copy of the code that their weights bring. LLaDA: the
   tokens that its sampler writes in blocks without noise.
+- SDAR: the logits and the names of the weights, and the tokens that its sampler writes block after block without noise.
+- TraceRL: which tokens each pass masks and scores.
 - Neighbor GRPO: noises, advantages and loss, of a second author; there is no code of the paper's authors.
 
 What cannot be compared:

@@ -26,9 +26,11 @@ from flowgrpo.samplers.unmasking import (
     cosine,
     linear,
     mask_levels,
+    part,
     random,
     reveal_log_probs,
     unmask_kernel,
+    with_part,
     without_mask,
 )
 from flowgrpo.samplers.windows import progressive
@@ -250,3 +252,74 @@ def test_a_draw_makes_few_copies_of_the_logits(tmp_path: Path) -> None:
     logits = torch.randn(6, 40, 50_000, generator=torch.Generator().manual_seed(2)).to(torch.bfloat16)
     moves = MaskMoves(40, MASK, confidence)
     assert most_bytes(lambda: drawn_step(moves, logits), tmp_path / "trace.json") < 11 * logits.numel()
+
+
+def in_blocks(plan: Plan, block: int, order=confidence, keys: Sequence[int] = (1, 2), batch: int = 64):
+    """A rollout of a model of blocks, whose logits at a place do not depend on later blocks."""
+    moves, model = MaskMoves(LENGTH, MASK, order, block=block), Model()
+
+    def logits(x: Tensor, i: int, prompts: Sequence[int]) -> Tensor:
+        places = moves.places(x)
+        assert places is not None
+        later = torch.arange(LENGTH) > places.max(1, keepdim=True).values
+        found = model(x.masked_fill(later, 0), i, prompts)
+        return found.gather(1, places[..., None].expand(-1, -1, VOCABULARY))
+
+    return RolloutRunner(logits, plan, moves=moves, batch=batch).run(keys), logits, moves
+
+
+@pytest.mark.parametrize("block", [1, 2, 4])
+def test_a_model_of_blocks_finishes_a_block_before_the_next(block: int) -> None:
+    rollout, logits, moves = in_blocks(chains(5), block, batch=3)
+    assert rollout.states is not None
+    for state in rollout.states:
+        has = (state == MASK).view(-1, block).any(1)
+        # After the first block with a mask, all is masked.
+        first = int(has.int().argmax()) if bool(has.any()) else len(has)
+        assert bool((state.view(-1, block)[first + 1 :] == MASK).all())
+    assert not bool((rollout.x == MASK).any())
+    for transitions in rollout.transitions:
+        assert transitions.token_log_prob is not None
+        assert torch.equal(transitions.token_log_prob.sum(1), transitions.log_prob)
+        for batch in transitions.batches:
+            replayed = replay(logits, transitions, batch)
+            after, rows = transitions.x_next[replayed.edges], replayed.rows()
+            before = transitions.x[batch][rows]
+            places, revealed = moves.places(before), (before == MASK) & (after != MASK)
+            found = reveal_log_probs(
+                without_mask(replayed.velocity, MASK)[rows], part(after, places), part(revealed, places), 1.0
+            )
+            whole = with_part(torch.zeros(after.shape), places, found)
+            assert torch.equal(whole, transitions.token_log_prob[replayed.edges])
+            assert torch.equal(transitions.token_log_prob[replayed.edges] != 0, revealed)
+
+
+def test_one_block_of_the_whole_length_is_no_block() -> None:
+    plan = window_plan(mask_levels(LENGTH, 4), range(4), KERNEL, samples=5, stochastic=range(4))
+    assert torch.equal(in_blocks(plan, LENGTH, random)[0].x, run(plan).x)
+
+
+def test_blocks_without_noise_take_the_likeliest_tokens_of_the_open_block() -> None:
+    plan = Plan(mask_levels(LENGTH, 2, block=2), (StepPlan(), StepPlan()))
+    rollout, logits, _ = in_blocks(plan, 2, keys=[1])
+    state = torch.full((1, LENGTH), MASK)
+    for start in (0, 2):
+        state[0, start : start + 2] = without_mask(logits(state, 0, [0]), MASK)[0].argmax(-1)
+    assert torch.equal(rollout.x, state)
+
+
+def test_steps_of_a_model_of_blocks_end_with_its_blocks() -> None:
+    assert mask_levels(8, 4, block=4) == (1.0, 0.75, 0.5, 0.25, 0.0)
+    assert mask_levels(8, 2, block=4) == (1.0, 0.5, 0.0)
+    with pytest.raises(ValueError, match=r"generation\.tokens is 10, and the model writes blocks of 4 tokens .* as 12"):
+        mask_levels(10, 5, block=4)
+    with pytest.raises(ValueError, match=r"evaluate\.steps=3, a step would reveal .* one of 2, 4, 8 steps"):
+        mask_levels(8, 3, block=4, key="evaluate.steps")
+    with pytest.raises(ValueError, match="use schedule linear and one of 4, 8, 16 steps"):
+        mask_levels(16, 8, "cosine", block=4)
+
+
+def test_side_branches_that_skip_steps_are_refused_in_blocks() -> None:
+    plan = spine_plan(mask_levels(LENGTH, 4), [1], KERNEL, branches=2, completions=(0,))
+    with pytest.raises(ValueError, match=r"a step goes from 2 to 4 tokens at once, and .* one block of 1 tokens"):
+        in_blocks(plan, 1, keys=[1])

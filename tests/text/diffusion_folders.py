@@ -1,4 +1,4 @@
-"""Tiny folders of LLaDA, LLaDA-MoE, MMaDA and Dream with random weights, laid out as the published ones."""
+"""Tiny folders of LLaDA, LLaDA-MoE, MMaDA, Dream and SDAR with random weights, laid out as the published ones."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from flowgrpo.text.dream import DreamConfig, DreamModel
 from flowgrpo.text.llada import LLaDAConfig, LLaDAModelLM, MMadaConfig, MMadaModelLM
 from flowgrpo.text.llada_moe import LLaDAMoEConfig, LLaDAMoEModelLM
+from flowgrpo.text.sdar import SDARConfig, SDARForCausalLM, SDARMoeConfig, SDARMoeForCausalLM
 
 BYTES = {letter: place for place, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
 LLADA_CHAT = (
@@ -24,6 +25,7 @@ DREAM_CHAT = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+SDAR_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|MASK|>")
 DREAM_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|beginoftext|>", "<|mask|>")
 
 
@@ -77,18 +79,10 @@ def _llada_settings(tokenizer: Any) -> dict[str, Any]:
 
 def dream_folder(folder: Path) -> Path:
     """Dream: its tokenizer is of a class that comes with the weights."""
-    folder.mkdir(parents=True)
-    special = {str(len(BYTES) + place): token for place, token in enumerate(DREAM_SPECIAL)}
-    flags = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
-    settings = {
-        "added_tokens_decoder": {place: {"content": token, **flags} for place, token in special.items()},
-        "bos_token": "<|beginoftext|>", "eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>",
-        "mask_token": "<|mask|>", "tokenizer_class": "DreamTokenizer", "chat_template": DREAM_CHAT,
-        "auto_map": {"AutoTokenizer": ["tokenization_dream.DreamTokenizer", None]},
-    }  # fmt: skip
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    (folder / "vocab.json").write_text(json.dumps(BYTES))
-    (folder / "merges.txt").write_text("#version: 0.2\n")
+    _qwen_tokenizer(
+        folder, DREAM_SPECIAL, bos_token="<|beginoftext|>", mask_token="<|mask|>", tokenizer_class="DreamTokenizer",
+        auto_map={"AutoTokenizer": ["tokenization_dream.DreamTokenizer", None]},
+    )  # fmt: skip
     config = DreamConfig(
         vocab_size=264, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=128, rope_theta=1000000.0, mask_token_id=len(BYTES) + 4,
@@ -97,7 +91,46 @@ def dream_folder(folder: Path) -> Path:
     return _written(DreamModel, config, folder)
 
 
+def sdar_folder(folder: Path, **changes: Any) -> Path:
+    """SDAR: blocks of 4 tokens, and a tokenizer of the class of Qwen2."""
+    return _written(SDARForCausalLM, SDARConfig(**_sdar_settings(folder, "SDARForCausalLM"), **changes), folder)
+
+
+def sdar_moe_folder(folder: Path) -> Path:
+    """SDAR with mixtures of experts in all layers."""
+    settings = _sdar_settings(folder, "SDARMoeForCausalLM")
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True}
+    return _written(SDARMoeForCausalLM, SDARMoeConfig(**settings, **experts), folder)
+
+
+def _sdar_settings(folder: Path, name: str) -> dict[str, Any]:
+    _qwen_tokenizer(
+        folder, SDAR_SPECIAL, bos_token=None, mask_token="<|MASK|>", tokenizer_class="Qwen2Tokenizer",
+        auto_map={"AutoTokenizer": ["tokenization_qwen2.Qwen2Tokenizer", None]},
+    )  # fmt: skip
+    return {
+        "vocab_size": 264, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128, "rope_theta": 1000000.0,
+        "mask_token_id": len(BYTES) + SDAR_SPECIAL.index("<|MASK|>"), "eos_token_id": len(BYTES),
+        "auto_map": {"AutoModelForCausalLM": f"modeling_sdar.{name}"},
+    }  # fmt: skip
+
+
+def _qwen_tokenizer(folder: Path, names: tuple[str, ...], **more: Any) -> None:
+    folder.mkdir(parents=True)
+    special = {str(len(BYTES) + place): token for place, token in enumerate(names)}
+    flags = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
+    settings = {
+        "added_tokens_decoder": {place: {"content": token, **flags} for place, token in special.items()},
+        "eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>", "chat_template": DREAM_CHAT, **more,
+    }  # fmt: skip
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "vocab.json").write_text(json.dumps(BYTES))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+
+
 FOLDERS = {"llada": llada_folder, "lladamoe": moe_folder, "mmada": mmada_folder, "dream": dream_folder}
+BLOCK_FOLDERS = {"sdar": sdar_folder, "sdar_moe": sdar_moe_folder}
 
 
 def _written(kind: Any, config: Any, folder: Path) -> Path:

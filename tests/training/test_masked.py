@@ -29,7 +29,7 @@ from tests.training import ranks
 KL = "penalties=[{name: kl, weight: 0.05}]"
 RECIPES = (
     "masked", "diffu_grpo", "coupled_grpo", "gdpo_masked", "uni_grpo", "wd1", "masked_branch", "masked_window",
-    "co_grpo",
+    "co_grpo", "trace_rl",
 )  # fmt: skip
 
 

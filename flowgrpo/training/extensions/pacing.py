@@ -25,6 +25,8 @@ from .rules import once
     once, one_round("learns from the steps of one rollout"),
     Need("task", ("masked",), "draws how many masks a step reveals: only a masked model has masks",
          mend="leave the extension out"),
+    Need("model.block", (None,), "draws how many masks a step reveals, and a model of blocks needs steps that end with "
+         "its blocks", task="masked", mend="leave the extension out"),
 )  # fmt: skip
 class Pacing(Extension):
     """Draws how many masks each step reveals, and learns the schedule with the model (Co-GRPO, 2512.22288).

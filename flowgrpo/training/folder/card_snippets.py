@@ -135,12 +135,14 @@ def _of_masks(recipe: MaskedRecipe, facts: CardFacts) -> list[str]:
     if facts.own_class:
         source, chat = "BASE" if facts.kind == "lora" else "RESULT", recipe.model.chat
         options = f"dtype=torch.{recipe.model.dtype}" + ("" if chat is None else f", chat={chat}")
+        options += "" if recipe.model.block is None else f", block={recipe.model.block}"
+        at_once = "all masks" if recipe.model.block is None else "the first block"
         return [
             f"language = load_masked_model({source}, {options})",
             *(["PeftModel.from_pretrained(language.model, RESULT)"] if facts.kind == "lora" else []),
             f"masks = torch.full((1, {count}), language.mask)",
             'logits = language.logits([language.encode("a prompt")], masks)',
-            "print(language.decode(logits[0].argmax(-1).tolist()))  # all masks in one step",
+            f"print(language.decode(logits[0].argmax(-1).tolist()))  # {at_once} in one step",
         ]
     return [
         *_of_words(recipe, facts),

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from ...core.addressing import address
 from ...core.likelihoods import Passes, coupled
 from ...core.surrogates import clip
-from ...parts.choice import Of
+from ...parts.choice import Of, given_names
 from ...parts.needs import needs
 from ..losses.objective import Objective
 from .masked_objective import MaskedObjective, ScoredColumns, plain_inputs
@@ -19,9 +20,13 @@ from .trajectory import RevealObjective
 
 if TYPE_CHECKING:
     from ...configs.schema import MaskedRecipe
+    from ...samplers.transitions import Rollout
     from ...text.masked_model import Frame
     from ..controls import Controls
     from .masked_policy import MaskedPolicy, UnmaskedTexts
+
+    Batch = tuple[list[int], int | None]
+    """Leaves that are evaluated together, and the number of the pass; None for all passes."""
 
 Surrogate = Annotated[Callable[..., Tensor], Of("surrogate", "clip")]
 Likelihood = Annotated[Callable[..., Passes], Of("likelihood", "coupled")]
@@ -59,22 +64,34 @@ class EstimatedObjective(MaskedObjective):
         super().__init__(recipe, policy, surrogate, level)
         self.likelihood = likelihood
         self._before: dict[tuple[int, int], Tensor] = {}
-        self._passes: dict[int, int] = {}
+        self._passes: dict[tuple[int, int | None], int] = {}
+        self._steps: Tensor | None = None
 
     def prepare(self, experience: UnmaskedTexts) -> None:
         """Keep the estimates of the policy that sampled, if the rollout has several updates."""
-        self._before, self._passes = {}, {}
+        self._before, self._passes, self._steps = {}, {}, None
         if not self.several:
             return
         with torch.no_grad():
             for epoch in range(self.recipe.optimizer.epochs):
                 for part in range(experience.updates):
-                    for leaves in self.batches(experience, part, None):
+                    for leaves in self._leaves(experience, part):
                         found = self._estimate(experience, leaves, epoch)[0]
                         self._before |= {(leaf, epoch): row for leaf, row in zip(leaves, found)}
 
-    def batches(self, experience: UnmaskedTexts, part: int, keep: Tensor | None) -> Iterator[list[int]]:
-        """Leaves that are evaluated together, as many as `rollout.batch` in each pass of the likelihood."""
+    def batches(self, experience: UnmaskedTexts, part: int, keep: Tensor | None) -> Iterator[Batch]:
+        """Leaves that are evaluated together, as many as `rollout.batch` in each pass of the likelihood.
+
+        Passes that score different tokens are batches of their own, so that only one of them is in memory.
+        """
+        for leaves in self._leaves(experience, part):
+            if self.level == "token" and self._drawn(experience, leaves[0], 0)[0].apart:
+                count = max(len(self._drawn(experience, leaf, 0)[0].masked) for leaf in leaves)
+                yield from ((leaves, number) for number in range(count))
+            else:
+                yield leaves, None
+
+    def _leaves(self, experience: UnmaskedTexts, part: int) -> Iterator[list[int]]:
         low, high = experience.part(part)
         owner = experience.rollout.leaf_prompt
         leaves = ((owner >= low) & (owner < high) & experience.outcomes).nonzero().flatten().tolist()
@@ -84,50 +101,65 @@ class EstimatedObjective(MaskedObjective):
 
     def rows(self, experience: UnmaskedTexts, part: int, keep: Tensor | None) -> int:
         """How many tokens the kept completions of one part have."""
-        leaves = [leaf for batch in self.batches(experience, part, keep) for leaf in batch]
+        leaves = [leaf for batch in self._leaves(experience, part) for leaf in batch]
         nodes = experience.rollout.leaf[leaves]
         return (len(leaves) if keep is None else int(keep[nodes].sum())) * self.recipe.generation.tokens
 
-    def scored(self, experience: UnmaskedTexts, batch: list[int]) -> ScoredColumns:
+    def scored(self, experience: UnmaskedTexts, batch: Batch) -> ScoredColumns:
         """The completions of a batch under the current policy."""
-        epoch = self._passes.get(batch[0], 0)
-        self._passes[batch[0]] = epoch + 1
-        log_probs, counted = self._estimate(experience, batch, epoch)
+        leaves, number = batch
+        epoch = self._passes.get((leaves[0], number), 0)
+        self._passes[leaves[0], number] = epoch + 1
+        log_probs, counted = self._estimate(experience, leaves, epoch, number)
         old = log_probs.detach()
         if self._before:
-            old = torch.stack([self._before[leaf, epoch] for leaf in batch])
+            old = torch.stack([self._before[leaf, epoch] for leaf in leaves])
 
         def reference() -> Tensor:
             with torch.no_grad(), self.policy.reference():
-                return self._estimate(experience, batch, epoch)[0]
+                return self._estimate(experience, leaves, epoch, number)[0]
 
-        node = experience.rollout.leaf[batch]
+        node = experience.rollout.leaf[leaves]
         # There is no step, so all statistics are in the first column.
-        step = torch.zeros(len(batch), 1, dtype=torch.long, device=log_probs.device)
+        step = torch.zeros(len(leaves), 1, dtype=torch.long, device=log_probs.device)
         return ScoredColumns(log_probs, old, counted, node, step, reference)
 
-    def _estimate(self, experience: UnmaskedTexts, leaves: Sequence[int], epoch: int) -> tuple[Tensor, Tensor]:
-        """Estimated log-probs [R, L], and which of them count [R, L]."""
+    def _estimate(
+        self, experience: UnmaskedTexts, leaves: Sequence[int], epoch: int, number: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Estimated log-probs [R, L], and which of them count [R, L]; of one pass if it has a number."""
         policy, rollout = self.policy, experience.rollout
         ids = rollout.x[list(leaves)]
         owners = rollout.leaf_prompt.tolist()
         frames: list[list[Frame]] = []
         drawn: list[Passes] = []
         for leaf in leaves:
-            place = owners[:leaf].count(owners[leaf])
-            key = address(experience.keys[owners[leaf]], -1, place, epoch)
-            generator = torch.Generator().manual_seed(key)
-            passes = self.likelihood(ids.shape[1], generator)
+            passes, generator = self._drawn(experience, leaf, epoch)
             frame = policy.frame(experience.prompts[owners[leaf]])
             frames.append([self._veiled(frame, passes.prompt, generator) for _ in passes.masked])
             drawn.append(passes)
-        masked = torch.stack([one.masked for one in drawn], 1).to(ids.device)
-        weight = torch.stack([one.weight for one in drawn], 1).to(ids.device)
+        masked = pad_sequence([one.masked for one in drawn]).to(ids.device)
+        weight = pad_sequence([one.weight for one in drawn]).to(ids.device)
+        counted = torch.stack([one.counted for one in drawn]).to(ids.device)
         total = torch.zeros(ids.shape, device=ids.device)
-        for number, (seen, share) in enumerate(zip(masked, weight)):
-            given = [frame[number] for frame in frames]
-            total = total + share * policy.token_log_probs(given, ids, seen)
-        return total, torch.stack([one.counted for one in drawn]).to(ids.device)
+        for place in range(len(masked)) if number is None else (number,):
+            given = [frame[min(place, len(frame) - 1)] for frame in frames]
+            total = total + weight[place] * policy.token_log_probs(given, ids, masked[place])
+        return total, counted if number is None else counted & (weight[number] > 0)
+
+    def _drawn(self, experience: UnmaskedTexts, leaf: int, epoch: int) -> tuple[Passes, torch.Generator]:
+        """The passes over a leaf, and the generator that drew them."""
+        rollout = experience.rollout
+        owner = int(rollout.leaf_prompt[leaf])
+        place = int((rollout.leaf_prompt[:leaf] == owner).sum())
+        generator = torch.Generator().manual_seed(address(experience.keys[owner], -1, place, epoch))
+        given: dict[str, Any] = {}
+        if asked := given_names(self.likelihood):
+            if self._steps is None:
+                self._steps = reveal_steps(rollout, self.policy.moves.mask)
+            has = {"steps": self._steps[leaf], "block": self.recipe.model.block}
+            given = {name: has[name] for name in asked}
+        return self.likelihood(self.recipe.generation.tokens, generator, **given), generator
 
     def _veiled(self, frame: Frame, share: float, generator: torch.Generator) -> Frame:
         """A prompt in which a share of the tokens is masked."""
@@ -136,6 +168,25 @@ class EstimatedObjective(MaskedObjective):
         head, tail = frame
         hidden = (torch.rand(len(head), generator=generator) < share).tolist()
         return [self.policy.language.mask if hide else token for token, hide in zip(head, hidden)], tail
+
+
+def reveal_steps(rollout: Rollout, mask: int) -> Tensor:
+    """[leaves, L] the step of a rollout that revealed each token of its completions, in host memory.
+
+    Args:
+        rollout: of a masked model, with its states.
+        mask: id of the mask token.
+    """
+    assert rollout.states is not None
+    hidden, parent, depth = (rollout.states == mask).cpu(), rollout.parent.cpu(), rollout.depth.cpu()
+    node = rollout.leaf.cpu()
+    found = torch.zeros(len(node), hidden.shape[1], dtype=torch.long)
+    # All leaves go up at once; a node without a parent stays where it is.
+    while bool((parent[node] >= 0).any()):
+        before = torch.where(parent[node] >= 0, parent[node], node)
+        found = torch.where(hidden[before] & ~hidden[node], depth[before][:, None], found)
+        node = before
+    return found
 
 
 MASKED_OBJECTIVES: dict[str, Callable[..., Objective]] = {

@@ -16,7 +16,7 @@ from ...pipelines.policy import Told, silent
 from ...samplers.plans import Plan
 from ...samplers.rollout import RolloutRunner
 from ...samplers.transitions import Rollout, Transitions, Velocity, replay
-from ...samplers.unmasking import MaskMoves, reveal_log_probs, without_mask
+from ...samplers.unmasking import MaskMoves, part, reveal_log_probs, with_part, without_mask
 from ...text.broken import refuse_nan
 from ...text.masked_model import Frame, MaskedLanguageModel
 from ...text.model import LanguageWeights
@@ -92,7 +92,7 @@ class MaskedPolicy:
         self.device = next(language.model.parameters()).device
         self.reference: Callable[[], AbstractContextManager[None]] = weights.reference
         order = recipe.sampler.order.make()
-        self.moves = MaskMoves(recipe.generation.tokens, language.mask, order, self.device)
+        self.moves = MaskMoves(recipe.generation.tokens, language.mask, order, self.device, language.block)
         self._frames: dict[str, Frame] = {}
         self._talks: dict[str, Messages | None] = {}
 
@@ -174,8 +174,10 @@ class MaskedPolicy:
         after, old = transitions.x_next[replayed.edges], transitions.token_log_prob
         assert old is not None
         mask = (before == self.moves.mask) & (after != self.moves.mask)
-        logits = without_mask(replayed.velocity, self.moves.mask)[replayed.rows()]
-        found = reveal_log_probs(logits, after, mask, transitions.coefficients.std)
+        logits, places = without_mask(replayed.velocity, self.moves.mask)[replayed.rows()], self.moves.places(before)
+        revealed = part(after, places), part(mask, places)
+        by_token = reveal_log_probs(logits, *revealed, transitions.coefficients.std)
+        found = with_part(by_token.new_zeros(mask.shape), places, by_token)
         node = transitions.node[replayed.edges]
         return RevealedTokens(found, old[replayed.edges], mask, node, transitions.step)
 
@@ -188,5 +190,5 @@ class MaskedPolicy:
             masked: [N, L] bool: what the model does not see.
         """
         x = torch.where(masked, self.moves.mask, ids)
-        logits = without_mask(self.language.logits(frames, x), self.moves.mask)
+        logits = without_mask(self.language.scored_logits(frames, x, ids), self.moves.mask)
         return reveal_log_probs(logits, ids, masked, self.recipe.generation.temperature)

@@ -36,6 +36,7 @@ class MaskedTask(PolicyTask):
     def __init__(self, recipe: MaskedRecipe, policy: MaskedPolicy) -> None:
         self.recipe, self.policy = recipe, policy
         self.plan_for = planner(recipe, levels_of(recipe))
+        self._evaluated = levels_of(recipe, evaluation=True)
         self.controls = Controls()
 
     @property
@@ -106,9 +107,8 @@ class MaskedTask(PolicyTask):
 
     def _plain_plan(self, roots: int, temperature: float) -> Plan:
         """Chains over the evaluation's steps that train nothing."""
-        sigmas = levels_of(self.recipe, evaluation=True)
         step = StepPlan(kernel=unmask_kernel(temperature)) if temperature > 0 else StepPlan()
-        return Plan(sigmas, (step,) * (len(sigmas) - 1), roots=roots)
+        return Plan(self._evaluated, (step,) * (len(self._evaluated) - 1), roots=roots)
 
     def at_once(self, count: int) -> int:
         """How many prompts with `count` texts each fill a batch."""

@@ -1,0 +1,61 @@
+"""Models of blocks have the logits and the texts of the released code, and TraceRL has the passes of its release."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from flowgrpo.core.blocks import seen_in_blocks
+from flowgrpo.core.likelihoods import trace
+from flowgrpo.samplers.plans import Plan, StepPlan
+from flowgrpo.samplers.rollout import RolloutRunner
+from flowgrpo.samplers.unmasking import MaskMoves, confidence, mask_levels
+from flowgrpo.text.sdar import SDARConfig, SDARForCausalLM
+from tests.releases.asked_blocks import BLOCK, IDS, NOISED, PROMPT, SETTINGS, TEXTS
+from tests.releases.asked_models import LLADA, masked_logits, sizes, with_drawn_weights
+from tests.releases.comparing import numbers
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_logits(attention: str) -> None:
+    model, released = with_drawn_weights(SDARForCausalLM(SDARConfig(**SETTINGS))), numbers("sdar_logits")
+    model.config._attn_implementation = attention
+    assert sizes(model) == released["weights"]
+    number = torch.arange(len(PROMPT) + len(IDS))[None] // BLOCK
+    found = model(torch.tensor([PROMPT + IDS]), seen_in_blocks(number)).logits
+    torch.testing.assert_close(found, torch.tensor(released["finished"]), rtol=5e-6, atol=5e-6)
+    own, places = number[:, len(PROMPT) :], torch.arange(len(PROMPT) + len(IDS))[None]
+    joined = torch.cat([number, own], dim=1)
+    noised = torch.arange(joined.shape[1])[None] >= number.shape[1]
+    found = model(
+        torch.tensor([PROMPT + IDS + NOISED]), seen_in_blocks(joined, noised),
+        torch.cat([places, places[:, len(PROMPT) :]], dim=1),
+    ).logits  # fmt: skip
+    torch.testing.assert_close(found, torch.tensor(released["noised"]), rtol=5e-6, atol=5e-6)
+
+
+def test_texts() -> None:
+    """Steps without noise, block after block, write what SDAR's own sampler writes, which caches finished blocks."""
+    released, prompt = numbers("sdar_texts")["texts"], torch.tensor(PROMPT * 2)
+    assert [(row["tokens"], row["block"], row["steps"]) for row in released] == list(TEXTS)
+    for row in released:
+        tokens, block, steps = row["tokens"], row["block"], row["steps"] * row["tokens"] // row["block"]
+        moves = MaskMoves(tokens, LLADA["mask_token_id"], confidence, block=block)
+
+        def logits(x: Tensor, i: int, prompts: Sequence[int], moves: MaskMoves = moves, block: int = block) -> Tensor:
+            places = moves.places(x)
+            assert places is not None
+            whole = torch.cat([prompt.expand(len(x), -1), x[:, : int(places.max()) + 1]], dim=1)
+            return masked_logits(whole)[:, -block:]
+
+        plan = Plan(mask_levels(tokens, steps, block=block), (StepPlan(),) * steps)
+        assert RolloutRunner(logits, plan, moves=moves).run([1]).x[0].tolist() == row["text"]
+
+
+def test_passes() -> None:
+    for row in numbers("trace_rl_passes")["passes"]:
+        steps = torch.tensor(row["steps"])
+        found = trace(24, torch.Generator(), steps=steps, block=row["block"], shrink=row["shrink"])
+        assert found.masked.tolist() == [[bool(one) for one in masks] for masks in row["masked"]]
+        assert found.weight.tolist() == row["scored"]

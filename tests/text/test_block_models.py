@@ -1,0 +1,224 @@
+"""SDAR loads by path without its own code, writes block after block, trains with the recipes of masked models."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flowgrpo.bench.measures import Silent
+from flowgrpo.configs.load import load_recipe
+from flowgrpo.configs.schema import MaskedRecipe
+from flowgrpo.inference.text_inference import open_weights, recipe_of, task_of
+from flowgrpo.text.masked_model import MaskedLanguageModel, load_masked_model
+from flowgrpo.training.masked.masked_objective import MaskedObjective
+from flowgrpo.training.masked.masked_task import MaskedTask
+from flowgrpo.training.session import start
+from flowgrpo.training.trainer import Trainer
+from tests.simulated import simulated_device
+from tests.text.diffusion_folders import BLOCK_FOLDERS, SDAR_SPECIAL, llada_folder, sdar_folder
+from tests.text.test_diffusion_models import prompts, words_of
+
+__all__ = ["prompts"]
+KINDS = tuple(BLOCK_FOLDERS)
+IN_BLOCKS = ("model.block=4", "generation.tokens=8", "sampler.steps=4")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    place = tmp_path_factory.mktemp("blocks")
+    return {kind: make(place / kind) for kind, make in BLOCK_FOLDERS.items()}
+
+
+def loaded(folders: dict[str, Path], kind: str, **options: Any) -> MaskedLanguageModel:
+    return load_masked_model(str(folders[kind]), **{"block": 4, **options})
+
+
+def drawn(language: MaskedLanguageModel) -> tuple[Tensor, Tensor]:
+    """[2, 12] completions, and their first form, in which the second block of each is open."""
+    ids = torch.randint(3, 200, (2, 12), generator=torch.Generator().manual_seed(0))
+    x = ids.clone()
+    x[:, 8:] = language.mask
+    x[0, 5] = x[1, 4] = x[1, 7] = language.mask
+    return ids, x
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_logits_are_of_the_open_block_and_know_nothing_of_later_blocks(
+    folders: dict[str, Path], kind: str, attention: str
+) -> None:
+    language = loaded(folders, kind, attention=attention, chat=False)
+    frames = [language.encode("one and two"), language.encode("9")]
+    _, x = drawn(language)
+    together = language.logits(frames, x)
+    assert together.shape == (2, 4, 264)
+    for row in range(2):
+        alone = language.logits(frames[row : row + 1], x[row : row + 1])
+        torch.testing.assert_close(together[row : row + 1], alone, rtol=1e-4, atol=1e-5)
+    later, earlier, beside = x.clone(), x.clone(), x.clone()
+    later[:, 9], earlier[:, 0], beside[:, 6] = 7, 7, 7
+    assert torch.equal(language.logits(frames, later), together)
+    for changed in (earlier, beside):
+        assert (language.logits(frames, changed) - together).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_blocks_are_scored_at_once_as_each_is_when_it_is_written(folders: dict[str, Path], kind: str) -> None:
+    language = loaded(folders, kind, chat=False)
+    frames = [language.encode("one and two"), language.encode("9")]
+    ids, _ = drawn(language)
+    hidden = torch.rand(ids.shape, generator=torch.Generator().manual_seed(1)) < 0.6
+    hidden[:, ::4] = True  # an open block has a mask
+    noised = torch.where(hidden, language.mask, ids)
+    found = language.scored_logits(frames, noised, ids)
+    assert found.shape == (2, 12, 264)
+    for start_of in (0, 4, 8):
+        state = torch.cat([ids[:, :start_of], noised[:, start_of:]], dim=1)
+        written = language.logits(frames, state)
+        torch.testing.assert_close(found[:, start_of : start_of + 4], written, rtol=1e-4, atol=1e-5)
+
+
+def test_special_tokens_and_the_size_of_a_block(folders: dict[str, Path]) -> None:
+    language = loaded(folders, "sdar")
+    named = language.tokenizer.convert_tokens_to_ids
+    assert language.mask == named("<|MASK|>") == 256 + SDAR_SPECIAL.index("<|MASK|>")
+    assert language.ends == (named("<|endoftext|>"), named("<|im_end|>"))
+    assert task_of(str(folders["sdar"])) == "masked"
+    for words, expected in (((), (256, 4, "confidence")), (("generation.tokens=16", "model.block=2"), (16, 2, None))):
+        recipe = recipe_of(str(folders["sdar"]), words)
+        assert isinstance(recipe, MaskedRecipe)
+        order = recipe.sampler.order.short if expected[2] else None
+        assert (recipe.sampler.steps, recipe.model.block, order) == expected
+
+
+def test_a_block_is_asked_for_and_refused_where_there_is_none(folders: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"writes block after block; say how many .*, as in model\.block=4"):
+        loaded(folders, "sdar", block=None)
+    with pytest.raises(
+        ValueError, match=r"model\.block is 4, and in .* each token sees all others; leave model\.block"
+    ):
+        load_masked_model(str(llada_folder(tmp_path / "llada")), block=4)
+    with pytest.raises(ValueError, match=r"model\.attention is flash_attention_2, which has no blocks.* use sdpa"):
+        loaded(folders, "sdar", attention="flash_attention_2")
+    folder = sdar_folder(tmp_path / "other")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "use_sliding_window": True}))
+    with pytest.raises(ValueError, match="use_sliding_window is True, and SDAR is known with False only"):
+        load_masked_model(str(folder), block=4)
+
+
+def trainer_of(folder: Path, prompts: Path, run: Path, recipe: str, *more: str, train: str = "lora") -> Trainer:
+    words = [*words_of(folder, prompts, train), *IN_BLOCKS, *more]
+    return start(load_recipe(recipe, words), run).trainer(Silent())
+
+
+RECIPES = ("masked", "masked_window", "diffu_grpo", "coupled_grpo", "trace_rl")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_run_ends_with_weights_that_load(
+    recipe: str, kind: str, folders: dict[str, Path], prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    run, train = tmp_path / "run", "full" if recipe == "coupled_grpo" else "lora"
+    result = run / ("lora" if train == "lora" else "model")
+    trainer_of(folders[kind], prompts, run, recipe, train=train).train()
+    first = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
+    assert first["ratio/first_error"] == 0.0
+    assert first["grad_norm"] > 0
+    settings = recipe_of(str(run))
+    assert isinstance(settings, MaskedRecipe)
+    found = open_weights(str(run), settings).pipe
+    frame, x = found.encode("say 7"), torch.full((1, 8), found.mask)
+    base = loaded(folders, kind).logits([frame], x)
+    assert (found.logits([frame], x) - base).abs().max() > 1e-3
+    if train == "full":
+        saved = json.loads((result / "config.json").read_text())
+        assert (saved["block_size"], saved["rope_theta"]) == (4, 1000000.0)
+    card = (run / ("lora" if train == "lora" else "model") / "README.md").read_text()
+    assert "block=4)" in card
+    program = card.split("```python\n")[1].split("```")[0].replace('RESULT = "."', f'RESULT = "{result}"')
+    monkeypatch.chdir(folders[kind].parent)
+    capsys.readouterr()
+    names: dict[str, Any] = {}
+    exec(compile(program, "card", "exec"), names)
+    expected = found.logits([found.encode("a prompt")], x)
+    torch.testing.assert_close(names["logits"], expected, rtol=1e-5, atol=1e-5)
+
+
+def gradients(trainer: Trainer, experience: Any, advantages: Tensor) -> Iterator[Tensor]:
+    objective = trainer.objective
+    assert isinstance(objective, MaskedObjective)
+    objective.prepare(experience)
+    rows = torch.tensor(float(objective.rows(experience, 0, None)))
+    for batch in objective.batches(experience, 0, None):
+        objective.backward(experience, batch, advantages, None, rows)
+    for weight in trainer.task.weights.parameters():
+        assert weight.grad is not None
+        yield weight.grad.clone()
+        weight.grad = None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shrink", [1, 2])
+def test_a_trace_in_few_passes_has_the_gradient_of_the_recorded_steps(
+    shrink: int, folders: dict[str, Path], prompts: Path, tmp_path: Path
+) -> None:
+    """Eight steps write two blocks. Their log-probs come from four passes, or from two if a pass holds two steps."""
+    more = ("sampler.steps=8", "optimizer.updates=1")
+    plain = trainer_of(folders["sdar"], prompts, tmp_path / "plain", "masked", *more, train="full")
+    traced = trainer_of(
+        folders["sdar"], prompts, tmp_path / "traced", "trace_rl", *more, f"objective.likelihood.shrink={shrink}",
+        train="full",
+    )  # fmt: skip
+    for trainer in (plain, traced):
+        assert isinstance(trainer.task, MaskedTask)
+    experience = plain.collect(0)[1]
+    leaves = torch.linspace(-1.0, 1.0, len(experience.rollout.leaf))
+    # Every edge on the way to a completion has the advantage of the completion.
+    advantages, parent = torch.zeros(len(experience.rollout.parent)), experience.rollout.parent.tolist()
+    for leaf, value in zip(experience.rollout.leaf.tolist(), leaves):
+        while leaf >= 0:
+            advantages[leaf], leaf = value, parent[leaf]
+    objective = traced.objective
+    assert isinstance(objective, MaskedObjective)
+    objective.prepare(experience)
+    assert len(list(objective.batches(experience, 0, None))) == 4 // shrink
+    pairs = list(zip(*(list(gradients(one, experience, advantages)) for one in (plain, traced)), strict=True))
+    worst = max(float((one - other).abs().max() / one.abs().max().clamp(min=1e-6)) for one, other in pairs)
+    assert worst < 1e-3 if shrink == 1 else worst > 1e-2
+
+
+@pytest.mark.slow
+def test_a_run_on_another_device_leaves_no_tensor_behind(
+    folders: dict[str, Path], prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from accelerate import Accelerator
+
+    with simulated_device() as device:
+        monkeypatch.setattr(Accelerator, "device", property(lambda self: device.device))
+        for recipe in ("masked", "trace_rl"):
+            trainer = trainer_of(folders["sdar"], prompts, tmp_path / recipe, recipe)
+            trainer.train()
+            assert all(p.device == device.device for p in trainer.task.weights.parameters())
+
+
+def test_a_schedule_that_is_learned_is_refused(folders: dict[str, Path], prompts: Path) -> None:
+    with pytest.raises(ValueError, match=r"pacing draws how many masks .* and model\.block is 4; leave the extension"):
+        load_recipe("co_grpo", [*words_of(folders["sdar"], prompts, "lora"), *IN_BLOCKS])
+
+
+@pytest.mark.slow
+def test_steps_that_do_not_end_with_blocks_are_refused_before_the_run(
+    folders: dict[str, Path], prompts: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=r"with sampler\.steps=3, a step would reveal tokens of two blocks"):
+        trainer_of(folders["sdar"], prompts, tmp_path / "one", "masked", "sampler.steps=3")
+    with pytest.raises(ValueError, match=r"with evaluate\.steps=1, a step would reveal tokens of two blocks"):
+        trainer_of(folders["sdar"], prompts, tmp_path / "two", "masked", "evaluate.steps=1")
