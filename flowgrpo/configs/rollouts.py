@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from ..parts.choice import Choice, Of, choices, part_field
 from ..parts.needs import Need, unused
 from ..parts.section import Section
-from ..parts.traits import offering, saying
+from ..parts.traits import offering, saying, trained
 
 
 def _chains(key: str, option: str | None) -> Callable[[Any, Any], list[str]]:
@@ -119,14 +119,36 @@ class TextRolloutConfig(Section):
     budget: BudgetConfig | None = Field(None, description="By default all groups are equal in size.")
 
 
+def _finished_blocks(recipe: Any, section: Section) -> list[str]:
+    if not recipe.rollout.cache:
+        return []
+    if recipe.model.block is None:
+        return [
+            "rollout.cache keeps finished blocks, and model.block is left out; set model.block, or no rollout.cache"
+        ]
+    if trained(recipe) != "images":
+        return [
+            f"rollout.cache changes the rounding of the steps that objective {recipe.objective.short} trains, so their "
+            "first ratio would not be 1; use objective estimated, as recipe trace_rl does, or leave rollout.cache out"
+        ]
+    return []
+
+
 class MaskedRolloutConfig(Section):
     """How much is sampled in an iteration."""
+
+    needs = (_finished_blocks,)
 
     prompts: int = Field(8, ge=1, description="Prompts per iteration, over all ranks.")
     group: int = Field(8, ge=1, description="Completions per prompt.")
     batch: int = Field(64, ge=1, description="States in one call of the model, in sampling and in training.")
     chunk: int | None = Field(
         None, ge=1, description="Prompts that are sampled at a time; by default a process samples all its prompts."
+    )
+    cache: bool = Field(
+        False,
+        description="Keep keys and values of finished blocks while sampling. For a model that writes block after block "
+        "(`model.block`), and an objective that scores finished completions.",
     )
     budget: BudgetConfig | None = Field(None, description="By default all groups are equal in size.")
 

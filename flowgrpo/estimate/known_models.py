@@ -50,6 +50,9 @@ _LLADA = {
     "d_model": 4096, "n_heads": 32, "n_kv_heads": 32, "n_layers": 32, "mlp_hidden_size": 12_288, "vocab_size": 126_464,
 }  # fmt: skip
 _DREAM = {**_sizes(3584, 28, 28, 18_944), "num_key_value_heads": 4, "vocab_size": 152_064}
+_SDAR = {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936}
+_SDAR_4B = {**_SDAR, **_sizes(2560, 36, 32, 9728)}
+_SDAR_8B = {**_SDAR, **_sizes(4096, 36, 32, 12_288)}
 KNOWN_DIFFUSION_MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "GSAI-ML/LLaDA-8B": ("llada", _LLADA),
     "GSAI-ML/LLaDA-1.5": ("llada", _LLADA),
@@ -58,13 +61,17 @@ KNOWN_DIFFUSION_MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "Dream-org/Dream-v0": ("Dream", _DREAM),
     "Dream-org/Dream-Coder-v0": ("Dream", _DREAM),
     "apple/DiffuCoder-7B": ("Dream", _DREAM),
+    "JetLM/SDAR-4B": ("sdar", _SDAR_4B),
+    "JetLM/SDAR-8B": ("sdar", _SDAR_8B),
+    "Gen-Verse/TraDo-4B": ("sdar", _SDAR_4B),
+    "Gen-Verse/TraDo-8B": ("sdar", _SDAR_8B),
 }
 """Types and configurations by the id of the base model, without what follows it, such as `-Instruct` or `-Base-7B`."""
 
 
 def known_diffusion_config(path: str) -> Any | None:
     """The configuration of a known diffusion model of the hub; None for any other."""
-    base = re.sub(r"(-(Base|Instruct|TD|MixCoT|cpGRPO|7B))*$", "", path)
+    base = re.sub(r"(-(Base|Instruct|Chat|Thinking|TD|MixCoT|cpGRPO|7B|b\d+))*$", "", path)
     kind, entries = KNOWN_DIFFUSION_MODELS.get(base) or KNOWN_DIFFUSION_MODELS.get(f"{base}-7B") or (None, {})
     return None if kind is None else model_class(kind).config_class(**entries)
 

@@ -113,10 +113,13 @@ def _longest(recipe: MaskedRecipe, path: str, rows: Sequence[PromptRow]) -> int 
         return None
 
 
-def _logits(recipe: MaskedRecipe, language: MaskedLanguageModel, rows: int, prompt: int) -> Tensor:
-    """Logits of completions on `meta`, after prompts of the longest length."""
+def _logits(
+    recipe: MaskedRecipe, language: MaskedLanguageModel, rows: int, prompt: int, tokens: int | None = None
+) -> Tensor:
+    """Logits of completions on `meta`, after prompts of the longest length; of all tokens if no number is given."""
     frames: list[Frame] = [([1] * prompt, [])] * rows
-    return language.logits(frames, torch.zeros(rows, recipe.generation.tokens, dtype=torch.long, device="meta"))
+    length = tokens or recipe.generation.tokens
+    return language.logits(frames, torch.zeros(rows, length, dtype=torch.long, device="meta"))
 
 
 def _sampling(recipe: MaskedRecipe, language: MaskedLanguageModel, together: int, prompt: int) -> int:
@@ -129,11 +132,21 @@ def _sampling(recipe: MaskedRecipe, language: MaskedLanguageModel, together: int
         prompt: tokens of each prompt.
     """
     batch, live = min(recipe.rollout.batch, together), LiveBytes()
+    # With a cache, the call that begins with the prompts is the largest, and it has one block.
+    cached = recipe.rollout.cache
+    tokens = recipe.model.block if cached and recipe.model.block else recipe.generation.tokens
     with on_meta(), live, torch.no_grad():
-        found = _logits(recipe, language, batch, prompt)
+        found = _logits(recipe, language, batch, prompt, tokens)
     one, drawn = found.nbytes // batch, min(together * found.numel() // batch, NUMBERS)
+    kept = together * (prompt + recipe.generation.tokens) * _past_bytes(language) if cached else 0
     # A step has the predictions, their rows in the order of the children, and the rows without the mask token.
-    return max(live.most + (together - batch) * one, 3 * together * one + DRAWING * drawn)
+    return kept + max(live.most + (together - batch) * one, 3 * together * one + DRAWING * drawn)
+
+
+def _past_bytes(language: MaskedLanguageModel) -> int:
+    """Bytes of the keys and values of a token in all layers."""
+    config, size = language.model.config, next(language.model.parameters()).element_size()
+    return 2 * int(config.num_hidden_layers * config.num_key_value_heads * config.head_dim) * size
 
 
 def _training(recipe: MaskedRecipe, language: MaskedLanguageModel, prompts: int, each: int, prompt: int) -> int:

@@ -77,7 +77,10 @@ def recipe_of(model: str, overrides: Sequence[str] = (), *, masked: bool = False
         recipe = recipe_of_run(model, overrides, rewards=False)
     elif masked or task_of(model) == "masked":
         plain = [] if model == MASKED else ["model={}", "generation={}", "sampler.steps=8", "rollout.batch=64"]
-        recipe = load_recipe("masked", [*plain, *_as_published(model, [*plain, *overrides]), *overrides])
+        published = _as_published(model, [*plain, *overrides])
+        # Objective `trajectory` of recipe `masked` does not go with a cache.
+        name = "trace_rl" if "rollout.cache=true" in published else "masked"
+        recipe = load_recipe(name, [*plain, *published, *overrides])
     else:
         recipe = load_recipe("text", ["model={}", "generation={}", "evaluate.batch=64", *overrides])
     if isinstance(recipe, Recipe):
@@ -102,7 +105,7 @@ def _as_published(model: str, words: Sequence[str]) -> list[str]:
     assert isinstance(given, MaskedRecipe)
     tokens = given.generation.tokens
     if block is not None:
-        return [f"model.block={block}", f"sampler.steps={tokens}"]
+        return [f"model.block={block}", f"sampler.steps={tokens}", "rollout.cache=true"]
     return [f"sampler.steps={min(tokens, STEPS)}", "sampler.order={name: blocks, size: 32}"]
 
 

@@ -15,6 +15,7 @@ from transformers.modeling_outputs import MaskedLMOutput
 
 from .converted_experts import same_conversion
 from .dream import with_rope_theta
+from .key_value_cache import cache_argument, cache_of
 from .published_settings import other_settings
 
 _EXPECTED: dict[str, Any] = {"use_sliding_window": False}
@@ -73,14 +74,38 @@ class _WritesBlocks:
         """
         if positions is None:
             positions = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
-        dtype = self.lm_head.weight.dtype
-        bias = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, torch.finfo(dtype).min)
         x = self.model(
-            input_ids=input_ids, attention_mask=bias[:, None], position_ids=positions, use_cache=False
+            input_ids=input_ids, attention_mask=self._bias(seen), position_ids=positions, use_cache=False
         ).last_hidden_state
-        if places is not None:
-            x = x.gather(1, places[..., None].expand(-1, -1, x.shape[-1]))
-        return MaskedLMOutput(logits=self.lm_head(x))
+        return MaskedLMOutput(logits=self.lm_head(x if places is None else _at(x, places)))
+
+    def with_past(
+        self, input_ids: Tensor, seen: Tensor, positions: Tensor, places: Tensor, cache: Any
+    ) -> tuple[Tensor, Any]:
+        """Logits [N, K, V] of tokens that follow others, and the cache with the keys and values of all of them.
+
+        Args:
+            input_ids: [N, W] the new tokens.
+            seen: [N, W, P + W] bool: whether a new token sees a token, the P tokens of the cache first.
+            positions: [N, W] place of each new token in its text.
+            places: [N, K] the positions among the new tokens whose logits are wanted.
+            cache: of the call before; None if nothing came before.
+        """
+        given = {} if cache is None else {cache_argument(self.model): cache}
+        output = self.model(
+            input_ids=input_ids, attention_mask=self._bias(seen), position_ids=positions, use_cache=True, **given
+        )
+        return self.lm_head(_at(output.last_hidden_state, places)), cache_of(output)
+
+    def _bias(self, seen: Tensor) -> Tensor:
+        """[N, 1, W, W'] what attention adds to its scores."""
+        dtype = self.lm_head.weight.dtype
+        bias = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+        return bias.masked_fill(~seen, torch.finfo(dtype).min)[:, None]
+
+
+def _at(x: Tensor, places: Tensor) -> Tensor:
+    return x.gather(1, places[..., None].expand(-1, -1, x.shape[-1]))
 
 
 class SDARForCausalLM(_WritesBlocks, Qwen3ForCausalLM):  # type: ignore[misc]

@@ -13,6 +13,10 @@ from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.configs.schema import MaskedRecipe
 from flowgrpo.inference.text_inference import open_weights, recipe_of, task_of
+from flowgrpo.samplers.plans import window_plan
+from flowgrpo.samplers.rollout import RolloutRunner
+from flowgrpo.samplers.unmasking import MaskMoves, confidence, mask_levels, unmask_kernel
+from flowgrpo.text.finished_blocks import FinishedBlocks
 from flowgrpo.text.masked_model import MaskedLanguageModel, load_masked_model
 from flowgrpo.training.masked.masked_objective import MaskedObjective
 from flowgrpo.training.masked.masked_task import MaskedTask
@@ -222,3 +226,61 @@ def test_steps_that_do_not_end_with_blocks_are_refused_before_the_run(
         trainer_of(folders["sdar"], prompts, tmp_path / "one", "masked", "sampler.steps=3")
     with pytest.raises(ValueError, match=r"with evaluate\.steps=1, a step would reveal tokens of two blocks"):
         trainer_of(folders["sdar"], prompts, tmp_path / "two", "masked", "evaluate.steps=1")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_with_a_cache_are_those_without_and_finished_blocks_are_not_evaluated_again(
+    folders: dict[str, Path], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    language = loaded(folders, kind, chat=False)
+    frames = [language.encode("one and two"), language.encode("9")]
+    cached, widths, call = FinishedBlocks(language), list[int](), language.model.with_past
+
+    def counted(ids: Tensor, *more: Any) -> Any:
+        widths.append(ids.shape[1])
+        return call(ids, *more)
+
+    monkeypatch.setattr(language.model, "with_past", counted)
+
+    def logits(x: Tensor, i: int, rows: Any) -> Tensor:
+        chosen = [frames[row] for row in rows]
+        found, wanted = cached.logits(chosen, x), language.logits(chosen, x)
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+        return wanted
+
+    steps = tuple(range(8))
+    plan = window_plan(mask_levels(16, 8, block=4), steps, unmask_kernel(1.0), samples=6, stochastic=steps)
+    with torch.no_grad():
+        moves = MaskMoves(16, language.mask, confidence, block=4)
+        rollout = RolloutRunner(logits, plan, moves=moves, batch=6).run([1, 2])
+    assert len({tuple(row) for row in rollout.x.tolist()}) == 12
+    # Two roots are a batch. Then two batches begin with their prompts: 11 tokens, which the first two steps evaluate.
+    assert widths == [15, 15, 5] + [8, 8, 4, 4] * 3
+
+
+def test_states_of_several_blocks_in_a_batch_need_no_cache(folders: dict[str, Path]) -> None:
+    language = loaded(folders, "sdar", chat=False)
+    frames, (_, x) = [language.encode("1"), language.encode("2")], drawn(language)
+    x[0, 0] = language.mask
+    assert torch.equal(FinishedBlocks(language).logits(frames, x), language.logits(frames, x))
+
+
+@pytest.mark.slow
+def test_a_run_with_a_cache_is_nearly_the_run_without(folders: dict[str, Path], prompts: Path, tmp_path: Path) -> None:
+    rewards = []
+    for name, more in (("plain", ()), ("cached", ("rollout.cache=true",))):
+        trainer_of(folders["sdar"], prompts, tmp_path / name, "trace_rl", *more).train()
+        lines = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        assert lines[0]["ratio/first_error"] == 0.0
+        rewards.append([line.get("reward/total") for line in lines])
+    assert rewards[0] == rewards[1]
+
+
+def test_a_cache_is_refused_where_it_would_move_a_ratio_or_has_no_blocks(
+    folders: dict[str, Path], prompts: Path
+) -> None:
+    words = [*words_of(folders["sdar"], prompts, "lora"), "rollout.cache=true"]
+    with pytest.raises(ValueError, match=r"rollout\.cache changes the rounding of the steps that objective trajectory"):
+        load_recipe("masked", [*words, *IN_BLOCKS])
+    with pytest.raises(ValueError, match=r"rollout\.cache keeps finished blocks, and model\.block is left out"):
+        load_recipe("trace_rl", words)

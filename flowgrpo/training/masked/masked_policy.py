@@ -18,6 +18,7 @@ from ...samplers.rollout import RolloutRunner
 from ...samplers.transitions import Rollout, Transitions, Velocity, replay
 from ...samplers.unmasking import MaskMoves, part, reveal_log_probs, with_part, without_mask
 from ...text.broken import refuse_nan
+from ...text.finished_blocks import FinishedBlocks
 from ...text.masked_model import Frame, MaskedLanguageModel
 from ...text.model import LanguageWeights
 from ..prompts.room import check_room
@@ -121,9 +122,15 @@ class MaskedPolicy:
             self._frames[prompt] = frame
         return self._frames[prompt]
 
-    def logits_of(self, prompts: Sequence[str]) -> Velocity:
-        """Logits as a function of states, step, and the row of each state's prompt, for the executor."""
-        return lambda x, i, rows: self.language.logits([self.frame(prompts[row]) for row in rows], x)
+    def logits_of(self, prompts: Sequence[str], *, cached: bool = False) -> Velocity:
+        """Logits as a function of states, step, and the row of each state's prompt, for the executor.
+
+        Args:
+            prompts: P prompts.
+            cached: whether keys and values of finished blocks are kept, as long as the function is.
+        """
+        logits = FinishedBlocks(self.language).logits if cached else self.language.logits
+        return lambda x, i, rows: logits([self.frame(prompts[row]) for row in rows], x)
 
     def sample(
         self,
@@ -147,7 +154,7 @@ class MaskedPolicy:
             seeds: a seed for each root of the chunk, in place of the keys of the prompts.
         """
         chosen, each = chunk or slice(0, len(keys)), plan.counts().evaluations
-        logits, done = self.logits_of(prompts), chosen.start * each
+        logits, done = self.logits_of(prompts, cached=self.recipe.rollout.cache), chosen.start * each
 
         def counted(x: Tensor, i: int, rows: Sequence[int]) -> Tensor:
             nonlocal done
