@@ -16,13 +16,14 @@ from flowgrpo.text.diffusion_models import model_class
 from flowgrpo.text.dream import DreamModel
 from flowgrpo.text.llada import LLaDAModelLM
 from flowgrpo.text.llada_moe import LLaDAMoEModelLM
+from flowgrpo.text.sdar import SDARForCausalLM
 from flowgrpo.training.data import read_prompts
 from flowgrpo.training.folder.run_folder import RunFolder
 from flowgrpo.training.masked.masked_task import MaskedTask
 from flowgrpo.training.session import Session
 from flowgrpo.worlds.arithmetic.masked_building import build_masked_model
 from tests.allocation import most_bytes
-from tests.text.diffusion_folders import FOLDERS
+from tests.text.diffusion_folders import BLOCK_FOLDERS, FOLDERS
 from tests.training.test_masked import saved
 
 TOKENS, PROMPT = 36, 24
@@ -32,7 +33,7 @@ TOKENS, PROMPT = 36, 24
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Models whose logits and activations are large beside what any pass needs besides."""
     place = tmp_path_factory.mktemp("masked")
-    found = {kind: make(place / kind) for kind, make in FOLDERS.items()}
+    found = {kind: make(place / kind) for kind, make in (FOLDERS | BLOCK_FOLDERS).items()}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         found["bert"] = saved(build_masked_model(2000, width=128, layers=3, heads=4), place / "bert")
@@ -40,6 +41,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             ("llada", LLaDAModelLM, {"d_model": 128, "n_layers": 3, "embedding_size": 2000, "mlp_hidden_size": 256}),
             ("dream", DreamModel, {"hidden_size": 128, "num_hidden_layers": 3, "vocab_size": 2000}),
             ("lladamoe", LLaDAMoEModelLM, {"hidden_size": 128, "num_hidden_layers": 3, "vocab_size": 2000}),
+            ("sdar", SDARForCausalLM, {"hidden_size": 128, "num_hidden_layers": 3, "vocab_size": 2000}),
         ):
             config = masked_shapes_of(str(found[kind]))
             for name, value in sizes.items():
@@ -89,7 +91,30 @@ def test_a_run_allocates_what_was_estimated(
 ) -> None:
     if kind == "lladamoe" and not hasattr(pytest.importorskip("transformers.integrations.moe"), "_grouped_mm"):
         pytest.skip("experts run one by one in this version of transformers, which needs the values of a tensor")
-    made = recipe(name, folders[kind], data, *words)
+    compare(recipe(name, folders[kind], data, *words), data, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("masked", ()),
+        ("masked", ("model.train=full", "model.dtype=bfloat16")),
+        ("trace_rl", ("rollout.cache=true",)),
+        ("trace_rl", ("rollout.cache=true", "model.dtype=bfloat16")),
+        ("coupled_grpo", ()),
+    ],
+)
+def test_a_model_of_blocks_allocates_what_was_estimated(
+    name: str, words: tuple[str, ...], folders: dict[str, Path], data: Path, tmp_path: Path
+) -> None:
+    made = recipe(name, folders["sdar"], data, "model.block=12", "sampler.steps=6", "optimizer.updates=1", *words)
+    # The last steps have the longest rows.
+    compare(made, data, tmp_path, place=-1)
+
+
+def compare(made: MaskedRecipe, data: Path, tmp_path: Path, place: int = 0) -> None:
+    """Compare an estimate with what the allocator gives out, in sampling and in training of one of the batches."""
     found = estimate_masked(made, read_prompts(str(data)))
     assert found.counted
     assert found.scored == 8
@@ -108,7 +133,7 @@ def test_a_run_allocates_what_was_estimated(
     def score() -> None:
         objective: Any = trainer.objective
         objective.prepare(experience)
-        batch = next(iter(objective.batches(experience, 0, None)))
+        batch = list(objective.batches(experience, 0, None))[place]
         objective.backward(experience, batch, advantages, None, torch.tensor(1.0))
 
     score()  # the gradients stay, and are not counted again
@@ -125,6 +150,9 @@ def test_a_run_allocates_what_was_estimated(
         ("apple/DiffuCoder-7B-cpGRPO", "Dream", 7_615_616_512),
         ("Gen-Verse/MMaDA-8B-MixCoT", "mmada", 8_082_690_048),
         ("inclusionAI/LLaDA-MoE-7B-A1B-Instruct", "lladamoe", 7_356_880_896),
+        ("JetLM/SDAR-4B-Chat", "sdar", 4_411_424_256),
+        ("JetLM/SDAR-8B-Chat-b16", "sdar", 8_190_735_360),
+        ("Gen-Verse/TraDo-8B-Thinking", "sdar", 8_190_735_360),
     ],
 )
 def test_shapes_of_published_models_need_no_download(path: str, kind: str, numbers: int) -> None:
