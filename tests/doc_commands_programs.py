@@ -45,6 +45,7 @@ SHORTER = {
     ),
     "tests/optimizer_speed.py": ("--repeats", "1", "--like", "", "--device", "cpu"),
     "tests/language_families.py": ("llama", "lfm2"),
+    "tests/block_cache_speed.py": ("--width", "128", "--layers", "1", "--tokens", "8", "--repeats", "1"),
     "docs/measure_gallery.py": ("--images", "32"),
     "docs/measure_gpu.py": ("--minutes", "0"),
     "docs/make_kit_table.py": ("jpeg_compressibility", "spaced"),

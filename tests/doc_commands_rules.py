@@ -44,7 +44,7 @@ from tests.doc_commands_stock import interrupted, put_prompts
 from tests.gallery.voting import Client
 from tests.inference import hub_server
 from tests.rewards.certificate import CERTIFICATE, KEY
-from tests.text.diffusion_folders import llada_folder
+from tests.text.diffusion_folders import llada_folder, sdar_folder
 from tests.tiny_rewards import save_open_clip
 
 # Large enough that the memory of a forward and backward pass can be measured in an almost empty process.
@@ -53,6 +53,8 @@ SMALL_TEXT = bench_text.Sizes(group=4, prompt=192, completion=8, width=64, layer
 # Small enough for runs of some seconds: four images and few steps, for every recipe.
 TINY_ROLLOUT = ("rollout={prompts: 2, group: 2, batch: 4, decode_batch: 4}", "sampler.steps=4")
 TINY_WINDOW = "sampler.plan.window={name: frozen, size: 2, start: 0}"
+
+DIFFUSION = {"LLaDA": llada_folder, "SDAR": sdar_folder}
 
 RULES: dict[tuple[str, ...], Rule] = {}
 
@@ -174,8 +176,8 @@ def _sample(reader: Reader, words: list[str], example: Example) -> list[str]:
     model = asked["model"]
     if asked["animation"] is not None:
         return [*("film" if word == model else word for word in words), *_put_film_model(reader)]
-    if "LLaDA" in model:
-        tiny = str(llada_folder(reader.home / "llada"))
+    if (diffusion := next((name for name in DIFFUSION if name in model), None)) is not None:
+        tiny = str(DIFFUSION[diffusion](reader.home / diffusion))
         return [*(tiny if word == model else word for word in words), "--max-tokens", "8"]
     put = put_model(reader, model)
     return [put if word == model else word for word in words]

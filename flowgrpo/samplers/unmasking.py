@@ -18,8 +18,8 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from ..core.blocks import open_block
 from ..core.categorical import NUMBERS, pick, tempered, token_log_probs
+from ..core.completion_blocks import open_block
 from ..parts.ranges import Count, NotNegative
 from .kernels import Coefficients, Kernel
 from .moves import Moved

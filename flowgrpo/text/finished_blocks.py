@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.blocks import open_block, seen_in_blocks
+from ..core.completion_blocks import open_block, seen_in_blocks
 from .masked_model import Frame, MaskedLanguageModel
 
 

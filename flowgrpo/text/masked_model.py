@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..core.blocks import open_block, seen_in_blocks
+from ..core.completion_blocks import open_block, seen_in_blocks
 from ..weights.pipeline_folders import from_hub
 from .chat_templates import template_ids, turn_end, uses_template, without_template
 from .diffusion_models import BLOCK_TYPES, DIFFUSION_TYPES, model_class, tokenizer_class, type_of

@@ -68,7 +68,7 @@ class _WritesBlocks:
 
         Args:
             input_ids: [N, W].
-            seen: [N, W, W] bool: whether a token sees another, see `core.blocks.seen_in_blocks`.
+            seen: [N, W, W] bool: whether a token sees another, see `core.completion_blocks.seen_in_blocks`.
             positions: [N, W] place of each token in its text; from 0 on if left out.
             places: [N, L] the positions in the row whose logits are wanted, [N, L, V]; all if left out.
         """

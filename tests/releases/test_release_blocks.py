@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flowgrpo.core.blocks import seen_in_blocks
+from flowgrpo.core.completion_blocks import seen_in_blocks
 from flowgrpo.core.likelihoods import trace
 from flowgrpo.samplers.plans import Plan, StepPlan
 from flowgrpo.samplers.rollout import RolloutRunner

@@ -2,7 +2,7 @@
 
 import torch
 
-from flowgrpo.core.blocks import open_block, seen_in_blocks
+from flowgrpo.core.completion_blocks import open_block, seen_in_blocks
 
 
 def test_the_open_block_is_the_first_with_a_mask() -> None:
