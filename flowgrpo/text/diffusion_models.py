@@ -61,3 +61,32 @@ def tokenizer_class(kind: str) -> Any:
     from transformers import PreTrainedTokenizerFast, Qwen2TokenizerFast
 
     return Qwen2TokenizerFast if kind in ("Dream", *BLOCK_TYPES) else PreTrainedTokenizerFast
+
+
+def check_block(path: str, kind: str | None, block: int | None, attention: str | None) -> None:
+    """Check that a recipe says how long blocks are if, and only if, its model writes block after block.
+
+    Args:
+        path: a folder, or a hub id.
+        kind: its type, see `type_of`.
+        block: tokens of a block; None if the recipe does not say.
+        attention: implementation of attention; None for the library's choice.
+
+    Raises:
+        ValueError: `block` is missing or not for this model, or the kernel of attention has no blocks.
+    """
+    if kind not in BLOCK_TYPES:
+        if block is not None:
+            raise ValueError(f"model.block is {block}, and in {path} each token sees all others; leave model.block out")
+        return
+    if block is None:
+        size = model_class(kind).config_class.from_pretrained(path).block_size
+        raise ValueError(
+            f"{path} writes block after block; say how many tokens a block has, as in model.block={size} (the "
+            "block_size of its config.json, or 4)"
+        )
+    if attention is not None and "flash" in attention:
+        raise ValueError(
+            f"model.attention is {attention}, which has no blocks; {path} writes block after block, so "
+            "use sdpa or eager"
+        )

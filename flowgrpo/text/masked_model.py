@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..core.completion_blocks import open_block, seen_in_blocks
 from ..weights.pipeline_folders import from_hub
 from .chat_templates import template_ids, turn_end, uses_template, without_template
-from .diffusion_models import BLOCK_TYPES, DIFFUSION_TYPES, model_class, tokenizer_class, type_of
+from .diffusion_models import DIFFUSION_TYPES, check_block, model_class, tokenizer_class, type_of
 from .model_folder import check_language_folder, load_whole
 from .positions import room_of
 
@@ -214,7 +214,7 @@ def load_masked_model(
     options = {} if attention is None else {"attn_implementation": attention}
     with from_hub(path):
         kind = type_of(path)
-        _check_block(path, kind, block, attention)
+        check_block(path, kind, block, attention)
         # Every supported version takes this name; newer versions prefer `dtype`.
         model = load_whole(AutoModelForMaskedLM if kind is None else model_class(kind), path, dtype=dtype, **options)
         tokens = AutoTokenizer if kind is None else tokenizer_class(kind)
@@ -230,21 +230,3 @@ def load_masked_model(
             "and save it"
         )
     return found
-
-
-def _check_block(path: str, kind: str | None, block: int | None, attention: str | None) -> None:
-    if kind not in BLOCK_TYPES:
-        if block is not None:
-            raise ValueError(f"model.block is {block}, and in {path} each token sees all others; leave model.block out")
-        return
-    if block is None:
-        size = model_class(kind).config_class.from_pretrained(path).block_size
-        raise ValueError(
-            f"{path} writes block after block; say how many tokens a block has, as in model.block={size} (the "
-            "block_size of its config.json, or 4)"
-        )
-    if attention is not None and "flash" in attention:
-        raise ValueError(
-            f"model.attention is {attention}, which has no blocks; {path} writes block after block, so "
-            "use sdpa or eager"
-        )

@@ -7,11 +7,12 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..configs.schema import AnyRecipe, Recipe, RewardConfig, TextRecipe
+from ..configs.schema import AnyRecipe, MaskedRecipe, Recipe, RewardConfig, TextRecipe
 from ..parts.choice import value_at
 from ..pipelines.arguments import argument_faults, size_faults
 from ..rewards.base import Reward, RewardSpec
 from ..rewards.registry import outline
+from ..text.diffusion_models import check_block, type_of
 from .balance import Balance
 from .credit.from_scores import Credit
 from .data import IMAGE, column_names, prompt_path
@@ -133,8 +134,13 @@ def _model(found: Checked) -> None:
         return found.findings.append(Fault("unknown", text, "model.path"))
     before = len(found.findings)
     found.attempt("model.path", check_folder, found.folder, recipe.task)
-    if len(found.findings) == before and isinstance(recipe, Recipe):
+    if len(found.findings) > before:
+        return
+    if isinstance(recipe, Recipe):
         _call(found, recipe)
+    if isinstance(recipe, MaskedRecipe):
+        model, kind = recipe.model, found.attempt("model.path", type_of, found.folder)
+        found.attempt("model.block", check_block, path, kind, model.block, model.attention)
 
 
 def _call(found: Checked, recipe: Recipe) -> None:
