@@ -88,7 +88,8 @@ def small_recipe(reader: Reader, source: str, overrides: Sequence[str]) -> list[
         if recipe.model.path != "scenes":
             small += ["model.path=scenes", "model.dtype=float32", "model.call={}"]
     elif isinstance(recipe, MaskedRecipe):
-        small += ["model.path=arithmetic:masked", "model.dtype=float32", "generation.tokens=4", "sampler.steps=4"]
+        path = "arithmetic:masked" if recipe.model.block is None else _put_sdar(reader)
+        small += [f"model.path={path}", "model.dtype=float32", "generation.tokens=4", "sampler.steps=4"]
     else:
         small.append("generation.max_tokens=4")
         if recipe.model.path not in EMBEDDED:
@@ -101,6 +102,11 @@ def small_recipe(reader: Reader, source: str, overrides: Sequence[str]) -> list[
     except ValueError:
         return small  # the recipe splits or selects samples in larger groups
     return [*small, "rollout.group=4"]
+
+
+def _put_sdar(reader: Reader) -> Path:
+    place = reader.home / "sdar"
+    return place if place.exists() else sdar_folder(place)
 
 
 def _put_files(reader: Reader, recipe: AnyRecipe) -> None:

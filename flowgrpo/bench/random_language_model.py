@@ -47,7 +47,13 @@ def random_language_model(
 
 
 def random_masked_model(
-    path: str, dtype: torch.dtype, device: torch.device, *, attention: str | None = None, seed: int = 0
+    path: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    attention: str | None = None,
+    block: int | None = None,
+    seed: int = 0,
 ) -> MaskedLanguageModel:
     """A masked language model of the class and sizes of `path`, as `random_language_model`.
 
@@ -56,6 +62,7 @@ def random_masked_model(
         dtype: of the weights.
         device: where the weights are drawn.
         attention: transformers' `attn_implementation`.
+        block: tokens of a block, for a model that writes block after block.
         seed: of the weights.
 
     Raises:
@@ -65,7 +72,7 @@ def random_masked_model(
     options = {} if attention is None else {"attn_implementation": attention}
     with _drawing(device, seed):
         model = unread_model(config, dtype=dtype, **options)
-    return MaskedLanguageModel(model.eval(), _tokenizer(config.vocab_size))
+    return MaskedLanguageModel(model.eval(), _tokenizer(config.vocab_size), block=block)
 
 
 @contextmanager

@@ -81,8 +81,9 @@ def masked_iteration(recipe: MaskedRecipe, folder: Path, report: Report, repeats
     device = Accelerator().device
     expected, model = estimate_masked(recipe, _rows(recipe)), recipe.model
     language = random_masked_model(
-        masked_folder(model.path), DTYPES[model.dtype], device, attention=model.attention, seed=recipe.run.seed
-    )
+        masked_folder(model.path), DTYPES[model.dtype], device, attention=model.attention, block=model.block,
+        seed=recipe.run.seed,
+    )  # fmt: skip
     trainer, counted = _trainer(recipe, folder, language, expected.prompt, report, device)
     timed = TimedIterations.of(trainer, device, repeats)
     completions, length = forecast(recipe).images, recipe.generation.tokens

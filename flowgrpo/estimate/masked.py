@@ -13,7 +13,7 @@ from torch import Tensor
 from ..configs.schema import MaskedRecipe
 from ..core.categorical import NUMBERS
 from ..samplers.unmasking import reveal_log_probs, without_mask
-from ..text.diffusion_models import DIFFUSION_TYPES, model_class, tokenizer_class, type_of
+from ..text.diffusion_models import DIFFUSION_TYPES, check_block, model_class, tokenizer_class, type_of
 from ..text.masked_model import Frame, MaskedLanguageModel
 from ..training.data import PromptRow
 from ..training.model_paths import DTYPES, masked_folder
@@ -41,7 +41,8 @@ def estimate_masked(recipe: MaskedRecipe, rows: Sequence[PromptRow], gpu: str = 
         gpus: number of GPUs that share the prompts.
 
     Raises:
-        ValueError: the GPU or the shapes of the model are unknown, or there are fewer prompts than GPUs.
+        ValueError: the GPU or the shapes of the model are unknown, there are fewer prompts than GPUs, or `model.block`
+            is missing or not for this model.
     """
     refuse_cards(recipe, gpu, gpus)
     rollout, generation, path = recipe.rollout, recipe.generation, masked_folder(recipe.model.path)
@@ -77,8 +78,10 @@ def _language(recipe: MaskedRecipe, path: str) -> MaskedLanguageModel:
     """The model of a recipe on `meta`, from its configuration on this machine."""
     # Kernels that need a GPU are counted as the fused attention of PyTorch, which keeps as much.
     attention = "eager" if recipe.model.attention == "eager" else "sdpa"
+    config = masked_shapes_of(path)
+    check_block(path, config.model_type, recipe.model.block, recipe.model.attention)
     with torch.device("meta"):
-        model = unread_model(masked_shapes_of(path), dtype=DTYPES[recipe.model.dtype], attn_implementation=attention)
+        model = unread_model(config, dtype=DTYPES[recipe.model.dtype], attn_implementation=attention)
     named = SimpleNamespace(mask_token_id=0, pad_token_id=0, sep_token_id=None, eos_token_id=0)
     return MaskedLanguageModel(model.eval(), named, block=recipe.model.block)
 

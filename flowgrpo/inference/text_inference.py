@@ -13,7 +13,7 @@ from ..configs.load import load_recipe
 from ..configs.schema import MaskedRecipe, Recipe, TextRecipe
 from ..configs.yaml_text import read_yaml_mapping
 from ..core.addressing import address
-from ..text.diffusion_models import BLOCK_TYPES, model_class, type_of
+from ..text.diffusion_models import BLOCK_TYPES, block_size, type_of
 from ..text.masked_model import load_masked_model
 from ..text.model import LanguageModel, LanguageWeights, load_language_model, reinitialise
 from ..text.model_folder import is_masked_folder
@@ -98,7 +98,7 @@ def _as_published(model: str, words: Sequence[str]) -> list[str]:
         return []
     with from_hub(model):
         kind = type_of(model)
-        block = model_class(kind).config_class.from_pretrained(model).block_size if kind in BLOCK_TYPES else None
+        block = block_size(model, kind) if kind in BLOCK_TYPES else None
     if kind is None:
         return []
     given = load_recipe("masked", [*words, "sampler.steps=1"])

@@ -63,6 +63,20 @@ def tokenizer_class(kind: str) -> Any:
     return Qwen2TokenizerFast if kind in ("Dream", *BLOCK_TYPES) else PreTrainedTokenizerFast
 
 
+def block_size(path: str, kind: str) -> int:
+    """Tokens of a block by a model's configuration, which is not downloaded; 4, as most models have, if it is not here.
+
+    Args:
+        path: a folder, or a hub id.
+        kind: a key of `BLOCK_TYPES`.
+    """
+    source = model_class(kind).config_class
+    try:
+        return int(source.from_pretrained(path, local_files_only=True).block_size)
+    except OSError:
+        return int(source().block_size)
+
+
 def check_block(path: str, kind: str | None, block: int | None, attention: str | None) -> None:
     """Check that a recipe says how long blocks are if, and only if, its model writes block after block.
 
@@ -80,7 +94,7 @@ def check_block(path: str, kind: str | None, block: int | None, attention: str |
             raise ValueError(f"model.block is {block}, and in {path} each token sees all others; leave model.block out")
         return
     if block is None:
-        size = model_class(kind).config_class.from_pretrained(path).block_size
+        size = block_size(path, kind)
         raise ValueError(
             f"{path} writes block after block; say how many tokens a block has, as in model.block={size} (the "
             "block_size of its config.json, or 4)"
