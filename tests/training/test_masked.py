@@ -85,7 +85,8 @@ def numbers(run: Path) -> list[dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_recipe_begins_with_a_ratio_of_one_and_moves(recipe: str, small: list[str], tmp_path: Path) -> None:
-    trainer_of(small, tmp_path / "run", "run.iterations=2", "optimizer.epochs=2", recipe=recipe).train()
+    more = ("run.iterations=2", "optimizer.epochs=2", "optimizer.updates=1")
+    trainer_of(small, tmp_path / "run", *more, recipe=recipe).train()
     for line in numbers(tmp_path / "run")[:2]:
         assert line["ratio/first_error"] == 0.0
         assert line["grad_norm"] > 0
