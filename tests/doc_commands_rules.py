@@ -86,7 +86,8 @@ def small_recipe(reader: Reader, source: str, overrides: Sequence[str]) -> list[
         if recipe.critic is not None:
             small += ["run.iterations=2", "critic.warmup=1"]  # a critic is first used in the second iteration
         if recipe.model.path != "scenes":
-            small += ["model.path=scenes", "model.dtype=float32", "model.call={}"]
+            # With as many steps in an evaluation as in a rollout, the pipeline is checked once.
+            small += ["model.path=scenes", "model.dtype=float32", "model.call={}", "evaluate.steps=null"]
     elif isinstance(recipe, MaskedRecipe):
         path = "arithmetic:masked" if recipe.model.block is None else _put_sdar(reader)
         small += [f"model.path={path}", "model.dtype=float32", "generation.tokens=4", "sampler.steps=4"]

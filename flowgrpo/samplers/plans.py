@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 
 from .kernels import Coefficients, Kernel
 from .plan_checks import check_shape, check_step, check_whole
@@ -182,6 +183,10 @@ class Plan:
 
     def counts(self) -> PlanCounts:
         """Cost per prompt, without a model."""
+        return self._counted
+
+    @cached_property
+    def _counted(self) -> PlanCounts:
         main, evaluations, edges, trained_edges, trained_states, chain = self.roots, 0, 0, 0, 0, 0
         trained_steps: list[int] = []
         stored, kept = 0, False
@@ -293,15 +298,33 @@ def window_plan(
     if not trained:
         raise ValueError("the window is empty; train at least one step")
     noisy = set(_within("stochastic steps", stochastic or (), total)) | set(trained)
+    return _chains(
+        tuple(sigmas), tuple(trained), tuple(sorted(noisy)), kernel, samples, shared_noise, solver, probe, before
+    )
+
+
+# A run asks for a plan at each iteration, and for the plans of all iterations before it starts; few of them differ.
+@lru_cache(maxsize=64)
+def _chains(
+    sigmas: tuple[float, ...],
+    trained: tuple[int, ...],
+    noisy: tuple[int, ...],
+    kernel: Kernel,
+    samples: int,
+    shared_noise: bool,
+    solver: str | Solver,
+    probe: int | None,
+    before: str | Solver | None,
+) -> Plan:
     probed = {"side": 1, "side_kernel": ODE, "completions": (probe,)} if probe is not None else {}
     steps = tuple(
         StepPlan(kernel=kernel, trained=i in trained, solver=solver, **probed)  # type: ignore[arg-type]
         if i in noisy
-        else StepPlan(solver=before or solver if i < min(noisy) else solver)
-        for i in range(total)
+        else StepPlan(solver=before or solver if i < noisy[0] else solver)
+        for i in range(len(sigmas) - 1)
     )
     roots, copies = (1, samples) if shared_noise else (samples, 1)
-    return Plan(tuple(sigmas), steps, roots=roots, samples=copies)
+    return Plan(sigmas, steps, roots=roots, samples=copies)
 
 
 def branch_plan(
