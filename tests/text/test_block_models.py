@@ -120,19 +120,25 @@ def trainer_of(folder: Path, prompts: Path, run: Path, recipe: str, *more: str, 
     return start(load_recipe(recipe, words), run).trainer(Silent())
 
 
-RECIPES = ("masked", "masked_window", "diffu_grpo", "coupled_grpo", "trace_rl")
+RECIPES = (
+    "masked", "masked_window", "masked_branch", "diffu_grpo", "coupled_grpo", "gdpo_masked", "uni_grpo", "wd1",
+    "trace_rl",
+)  # fmt: skip
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(
+    ("recipe", "kind"), [*((recipe, "sdar") for recipe in RECIPES), ("masked", "sdar_moe"), ("trace_rl", "sdar_moe")]
+)
 def test_a_run_ends_with_weights_that_load(
     recipe: str, kind: str, folders: dict[str, Path], prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     run, train = tmp_path / "run", "full" if recipe == "coupled_grpo" else "lora"
     result = run / ("lora" if train == "lora" else "model")
-    trainer_of(folders[kind], prompts, run, recipe, train=train).train()
+    # The tree of `masked_branch` has 16 leaves.
+    more = ("rollout={prompts: 2, group: 16, batch: 8}",) if recipe == "masked_branch" else ()
+    trainer_of(folders[kind], prompts, run, recipe, *more, train=train).train()
     first = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
     assert first["ratio/first_error"] == 0.0
     assert first["grad_norm"] > 0
