@@ -90,10 +90,23 @@ def kl_convex(
     return base * kl_estimate(logp, ref_logp, kind) + (1 - base) * kl_estimate(logp, old_logp, kind)
 
 
+@needs(several_updates("compares with the policy that sampled, and has no effect before the policy has moved"))
+def kl_old(logp: Tensor, old_logp: Tensor, *, kind: Literal["k2", "k3", "k3+"] = "k3") -> Tensor:
+    """KL divergence to the policy before the iteration, as the code of TraceRL has it (2509.06949).
+
+    Args:
+        logp: [R, T] with gradient.
+        old_logp: [R, T].
+        kind: an estimate, see `core.objectives.kl`; the code of TraceRL has `k3`.
+    """
+    return kl_estimate(logp, old_logp, kind)
+
+
 TOKEN_PENALTIES: dict[str, Callable[..., Tensor]] = {
     "kl": kl,
     "llds": llds,
     "window_kl": window_kl,
     "kl_convex": kl_convex,
+    "kl_old": kl_old,
 }
 """`penalty(logp, ..., *, ...) -> [R, T]`."""

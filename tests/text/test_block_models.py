@@ -1,6 +1,7 @@
 """SDAR loads by path without its own code, writes block after block, trains with the recipes of masked models."""
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor
 from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.configs.schema import MaskedRecipe
+from flowgrpo.core.token_penalties import kl_old
 from flowgrpo.inference.text_inference import open_weights, recipe_of, task_of
 from flowgrpo.samplers.plans import window_plan
 from flowgrpo.samplers.rollout import RolloutRunner
@@ -203,6 +205,25 @@ def test_a_trace_in_few_passes_has_the_gradient_of_the_recorded_steps(
     pairs = list(zip(*(list(gradients(one, experience, advantages)) for one in (plain, traced)), strict=True))
     worst = max(float((one - other).abs().max() / one.abs().max().clamp(min=1e-6)) for one, other in pairs)
     assert worst < 1e-3 if shrink == 1 else worst > 1e-2
+
+
+def test_the_kl_to_the_policy_before_an_update_by_hand() -> None:
+    """Log-ratios of 0 and 1: e^-d - 1 + d, with the derivative 1 - e^-d; and half of the square, with d."""
+    logp, old = torch.tensor([[-1.0, -1.0]], requires_grad=True), torch.tensor([[-1.0, -2.0]])
+    for kind, value, slope in (("k3", math.exp(-1), 1 - math.exp(-1)), ("k2", 0.5, 1.0), ("k3+", math.exp(-1), 1.0)):
+        found = kl_old(logp, old, kind=kind)  # type: ignore[arg-type]
+        assert found.tolist()[0] == pytest.approx([0.0, value])
+        assert torch.autograd.grad(found.sum(), logp)[0].tolist()[0] == pytest.approx([0.0, slope])
+
+
+@pytest.mark.slow
+def test_trace_rl_with_the_kl_of_its_code(folders: dict[str, Path], prompts: Path, tmp_path: Path) -> None:
+    more = ("penalties=[{name: kl_old, weight: 0.01}]", "optimizer.updates=2")
+    trainer_of(folders["sdar"], prompts, tmp_path / "run", "trace_rl", *more).train()
+    first = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
+    assert first["kl_old"] > 0
+    with pytest.raises(ValueError, match="kl_old compares with the policy that sampled, and has no effect before"):
+        load_recipe("trace_rl", [more[0], "optimizer.updates=1"])
 
 
 @pytest.mark.slow
