@@ -3,7 +3,7 @@
 A likelihood gives passes: which positions of the completion a pass masks, and the weight of each masked position. The
 estimate of the log-prob of token l is the sum over passes of weight x log p(x_l | the tokens that are not masked). A
 generator draws the masks, so the policy that samples and the policy that is trained see the same masks. The likelihood
-`trace` draws nothing: its masks are those of the sampler.
+`trace` draws nothing: it takes the masks of the sampler.
 """
 
 from __future__ import annotations

@@ -306,16 +306,9 @@ def window_plan(
 # A run asks for a plan at each iteration, and for the plans of all iterations before it starts; few of them differ.
 @lru_cache(maxsize=64)
 def _chains(
-    sigmas: tuple[float, ...],
-    trained: tuple[int, ...],
-    noisy: tuple[int, ...],
-    kernel: Kernel,
-    samples: int,
-    shared_noise: bool,
-    solver: str | Solver,
-    probe: int | None,
-    before: str | Solver | None,
-) -> Plan:
+    sigmas: tuple[float, ...], trained: tuple[int, ...], noisy: tuple[int, ...], kernel: Kernel, samples: int,
+    shared_noise: bool, solver: str | Solver, probe: int | None, before: str | Solver | None,
+) -> Plan:  # fmt: skip
     probed = {"side": 1, "side_kernel": ODE, "completions": (probe,)} if probe is not None else {}
     steps = tuple(
         StepPlan(kernel=kernel, trained=i in trained, solver=solver, **probed)  # type: ignore[arg-type]

@@ -21,32 +21,31 @@ from .published_settings import other_settings
 _EXPECTED: dict[str, Any] = {"use_sliding_window": False}
 
 
-class SDARConfig(Qwen3Config):
-    """The configuration of SDAR: Qwen3's, with the id of the mask token and the size of a block."""
+class _InBlocks:
+    """What the two configurations add: the id of the mask token, and the size of a block."""
+
+    def __init__(self, mask_token_id: int = 151669, block_size: int = 4, **others: Any) -> None:
+        super().__init__(**others)
+        self.mask_token_id, self.block_size = mask_token_id, block_size
+
+    def to_dict(self) -> dict[str, Any]:
+        """The configuration for config.json, with the base of the rotations where the published code reads it."""
+        return with_rope_theta(super().to_dict())  # type: ignore[misc]
+
+
+class SDARConfig(_InBlocks, Qwen3Config):  # type: ignore[misc]
+    """The configuration of SDAR: Qwen3's, with two more entries."""
 
     model_type = "sdar"
-
-    def __init__(self, mask_token_id: int = 151669, block_size: int = 4, **others: Any) -> None:
-        super().__init__(**others)
-        self.mask_token_id, self.block_size = mask_token_id, block_size
-
-    def to_dict(self) -> dict[str, Any]:
-        """The configuration for config.json, with the base of the rotations where the published code reads it."""
-        return with_rope_theta(super().to_dict())
+    # Newer versions of transformers make an `__init__` for a class that has none of its own.
+    __init__ = _InBlocks.__init__
 
 
-class SDARMoeConfig(Qwen3MoeConfig):
-    """The configuration of SDAR with mixtures of experts: Qwen3-MoE's, with the two entries of `SDARConfig`."""
+class SDARMoeConfig(_InBlocks, Qwen3MoeConfig):  # type: ignore[misc]
+    """The configuration of SDAR with mixtures of experts: Qwen3-MoE's, with two more entries."""
 
     model_type = "sdar_moe"
-
-    def __init__(self, mask_token_id: int = 151669, block_size: int = 4, **others: Any) -> None:
-        super().__init__(**others)
-        self.mask_token_id, self.block_size = mask_token_id, block_size
-
-    def to_dict(self) -> dict[str, Any]:
-        """The configuration for config.json, with the base of the rotations where the published code reads it."""
-        return with_rope_theta(super().to_dict())
+    __init__ = _InBlocks.__init__
 
 
 class _WritesBlocks:
