@@ -394,6 +394,9 @@ class MaskedGenerationConfig(Section):
     """The completions of a masked language model."""
 
     tokens: int = Field(256, ge=1, description="Positions of a completion; the text ends at the first end token.")
+    stop_at_end: bool = Field(
+        False, description="A completion is finished once its text is: what follows the end is not written or trained."
+    )
     temperature: float = Field(1.0, gt=0, description="Logits are divided by it, in sampling and in scoring.")
     max_prompt_tokens: int = Field(2048, ge=1, description="A longer prompt is refused before the run.")
     long_prompts: Literal["refuse", "drop"] = Field(

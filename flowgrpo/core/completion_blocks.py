@@ -19,7 +19,7 @@ def open_block(masked: Tensor, block: int) -> Tensor:
     return first[:, None] * block + torch.arange(block, device=masked.device)
 
 
-def seen_in_blocks(number: Tensor, noised: Tensor | None = None) -> Tensor:
+def seen_in_blocks(number: Tensor, noised: Tensor | None = None, *, last: int | None = None) -> Tensor:
     """[N, W, W] bool: whether token q sees token k, as block diffusion has it (BD3-LM, arXiv 2503.09573, §3).
 
     A token sees the tokens of its own block and of all blocks before it. If rows hold a second copy of some blocks,
@@ -29,8 +29,9 @@ def seen_in_blocks(number: Tensor, noised: Tensor | None = None) -> Tensor:
     Args:
         number: [N, W] number of each token's block; blocks of the prompt have negative numbers.
         noised: [N, W] bool: the tokens of copies; None if there are none.
+        last: if given, only the last tokens of a row see, [N, last, W]; not with copies.
     """
-    query, key = number[:, :, None], number[:, None, :]
+    query, key = number[:, 0 if last is None else -last :, None], number[:, None, :]
     if noised is None:
         return key <= query
     of_copy, in_copy = noised[:, :, None], noised[:, None, :]

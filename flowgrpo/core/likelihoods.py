@@ -122,16 +122,17 @@ def trace(
     Args:
         length: positions L of the completion.
         generator: not used.
-        steps: [L] the step that revealed each position.
+        steps: [L] the step that revealed each position; -1 for none, and such a position is always masked.
         block: tokens of a block; None if there are no blocks.
         shrink: Number of steps that a pass holds.
     """
-    parts = steps.view(-1, length if block is None else block)
+    written = steps >= 0
+    parts = steps.masked_fill(~written, int(steps.max()) + 1).view(-1, length if block is None else block)
     # The rank of a step among the steps of its block: steps of other blocks may lie between two of them.
     rank = torch.stack([part.unique(return_inverse=True)[1] for part in parts]).flatten()
-    number = torch.arange(int(rank.max()) // shrink + 1)[:, None]
     held = rank // shrink
-    return Passes(held >= number, (held == number).float(), torch.ones(length, dtype=torch.bool), apart=True)
+    number = torch.arange(int(held[written].max()) + 1)[:, None]
+    return Passes((held >= number) | ~written, ((held == number) & written).float(), written, apart=True)
 
 
 LIKELIHOODS: dict[str, Callable[..., Passes]] = {

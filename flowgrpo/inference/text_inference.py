@@ -76,7 +76,9 @@ def recipe_of(model: str, overrides: Sequence[str] = (), *, masked: bool = False
     if is_run(model):
         recipe = recipe_of_run(model, overrides, rewards=False)
     elif masked or task_of(model) == "masked":
-        plain = [] if model == MASKED else ["model={}", "generation={}", "sampler.steps=8", "rollout.batch=64"]
+        # The text is the same without what follows its end.
+        written = "generation={stop_at_end: true}"
+        plain = [] if model == MASKED else ["model={}", written, "sampler.steps=8", "rollout.batch=64"]
         published = _as_published(model, [*plain, *overrides])
         # Objective `trajectory` of recipe `masked` does not go with a cache.
         name = "trace_rl" if "rollout.cache=true" in published else "masked"
@@ -92,7 +94,7 @@ def _as_published(model: str, words: Sequence[str]) -> list[str]:
     """How the published code of a diffusion language model samples.
 
     LLaDA and Dream write blocks of 32 tokens, in up to 128 steps. A model that writes block after block has blocks of
-    its own size, and reveals the likeliest token of a block at each step.
+    its own size, and reveals at each step the likeliest token of a block, and those above a threshold.
     """
     if model == MASKED:
         return []
@@ -105,7 +107,8 @@ def _as_published(model: str, words: Sequence[str]) -> list[str]:
     assert isinstance(given, MaskedRecipe)
     tokens = given.generation.tokens
     if block is not None:
-        return [f"model.block={block}", f"sampler.steps={tokens}", "rollout.cache=true"]
+        order = "sampler.order={name: confidence, threshold: 0.9}"
+        return [f"model.block={block}", f"sampler.steps={tokens}", order, "rollout.cache=true"]
     return [f"sampler.steps={min(tokens, STEPS)}", "sampler.order={name: blocks, size: 32}"]
 
 

@@ -22,6 +22,8 @@ Bound = Annotated[float, Field(ge=0, allow_inf_nan=True)]
 Unbounded = Annotated[float, Field(allow_inf_nan=True)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 """Above 0, and at most 1."""
+Inside = Annotated[float, Field(gt=0, lt=1)]
+"""Above 0 and below 1."""
 Count = Annotated[int, Field(ge=1)]
 Several = Annotated[int, Field(ge=2)]
 Whole = Annotated[int, Field(ge=0)]

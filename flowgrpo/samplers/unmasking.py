@@ -4,6 +4,9 @@ A state of noise level sigma has ``sigma L`` masks among its L positions. A stoc
 and keeps the tokens of some positions (MaskGIT, arXiv:2202.04200; LLaDA, 2502.09992). A deterministic step does the
 same with the likeliest tokens. So windows, trees and shared prefixes are the same plans as for latents.
 
+The levels say how many tokens a step reveals at least. An order with a threshold reveals more of them where the model
+is sure, so a state may be ahead of its level and have no mask long before the last step.
+
 The log-prob of a step is the sum of the log-probs of the tokens that it reveals. With order `random` or `blocks` of
 size 1, the positions do not depend on the tokens, and this is the exact density. With an order by confidence it is the
 usual approximation, because the tokens that were drawn and not kept have a say in which positions are kept.
@@ -20,53 +23,66 @@ from torch import Tensor
 
 from ..core.categorical import NUMBERS, pick, tempered, token_log_probs
 from ..core.completion_blocks import open_block
-from ..parts.ranges import Count, NotNegative
+from ..parts.ranges import Count, Inside, NotNegative
 from .kernels import Coefficients, Kernel
 from .moves import Moved
 from .solvers import History, Solver
 
 Order = Callable[..., Tensor]
-"""`order(chance [N, L], uniform [N, L] or None, *, ...) -> priority [N, L]`: masks with the highest priority first."""
+"""`order(chance [N, L], uniform [N, L] or None, *, ...) -> priority [N, L]`: masks with the highest priority first.
+
+Masks of priority inf are revealed however many a step reveals.
+"""
 
 
 Pace = Callable[[Tensor, float, float, Sequence[int]], Tensor]
 """`pace(masks [N], sigma, sigma_next, keys [N]) -> [N]`: how many of the masks of each state an edge reveals."""
 
 
-def confidence(chance: Tensor, uniform: Tensor | None, *, gumbel: NotNegative = 0.0) -> Tensor:
+def confidence(
+    chance: Tensor, uniform: Tensor | None, *, gumbel: NotNegative = 0.0, threshold: Inside | None = None
+) -> Tensor:
     """The most likely tokens first (MaskGIT, arXiv:2202.04200, §3.2; LLaDA's low-confidence remasking).
 
     Args:
-        chance: [N, L] log-prob of each drawn token.
+        chance: [N, L] log-prob of each drawn token; -inf where there is no mask.
         uniform: [N, L] in (0, 1); None in a deterministic step.
         gumbel: Factor of the Gumbel noise that is added to the log-probs.
+        threshold: If given, a step also reveals all tokens whose probability is above it (Fast-dLLM, 2505.22618).
     """
-    if uniform is None or gumbel == 0.0:
-        return chance
-    return chance - gumbel * (-uniform.log()).log().to(chance)
+    noisy = uniform is not None and gumbel > 0.0
+    priority = chance - gumbel * (-uniform.log()).log().to(chance) if noisy else chance  # type: ignore[union-attr]
+    return _with_sure(priority, chance, threshold)
 
 
 def random(chance: Tensor, uniform: Tensor | None) -> Tensor:
     """Positions in random order, whatever the tokens are; in a deterministic step, the most likely tokens first.
 
     Args:
-        chance: [N, L] log-prob of each drawn token.
+        chance: [N, L] log-prob of each drawn token; -inf where there is no mask.
         uniform: [N, L] in (0, 1); None in a deterministic step.
     """
     return chance if uniform is None else uniform.to(chance)
 
 
-def blocks(chance: Tensor, uniform: Tensor | None, *, size: Count = 1) -> Tensor:
+def blocks(chance: Tensor, uniform: Tensor | None, *, size: Count = 1, threshold: Inside | None = None) -> Tensor:
     """Blocks from left to right, and in a block the most likely tokens first (semi-autoregressive, LLaDA 2502.09992).
 
     Args:
-        chance: [N, L] log-prob of each drawn token.
+        chance: [N, L] log-prob of each drawn token; -inf where there is no mask.
         uniform: [N, L] in (0, 1); None in a deterministic step.
         size: Positions of a block; with 1, tokens are written from left to right.
+        threshold: If given, a step also reveals all tokens of the first block with masks whose probability is above it
+            (Fast-dLLM, 2505.22618).
     """
-    place = torch.arange(chance.shape[1], device=chance.device) // size
+    place = torch.arange(chance.shape[1], device=chance.device).expand_as(chance) // size
+    first = place.masked_fill(chance == -torch.inf, chance.shape[1]).amin(1, keepdim=True)
     # A probability is between 0 and 1, so it orders the positions of a block and never exceeds the next block.
-    return chance.exp().clamp(max=0.999) - place
+    return _with_sure(chance.exp().clamp(max=0.999) - place, chance.masked_fill(place > first, -torch.inf), threshold)
+
+
+def _with_sure(priority: Tensor, chance: Tensor, threshold: float | None) -> Tensor:
+    return priority if threshold is None else priority.masked_fill(chance > math.log(threshold), torch.inf)
 
 
 ORDERS: dict[str, Order] = {"confidence": confidence, "random": random, "blocks": blocks}
@@ -156,6 +172,7 @@ class MaskMoves:
         device: device of the states.
         block: tokens of a block, if the model writes block after block. Predictions are logits [N, block, V] of the
             first block that has a mask, and the order is the order within it.
+        ends: tokens that end a text, if a state is finished once its text is. Masks may be left behind the end.
 
     Attributes:
         pace: how many masks a stochastic step reveals, see `Pace`; None for as many as the levels say.
@@ -165,10 +182,16 @@ class MaskMoves:
     pace: Pace | None = None
 
     def __init__(
-        self, length: int, mask: int, order: Order, device: torch.device | str = "cpu", block: int | None = None
+        self,
+        length: int,
+        mask: int,
+        order: Order,
+        device: torch.device | str = "cpu",
+        block: int | None = None,
+        ends: Sequence[int] = (),
     ) -> None:
         self.length, self.mask, self.order, self.device = length, mask, order, torch.device(device)
-        self.block = block
+        self.block, self.ends = block, torch.tensor(list(ends), dtype=torch.long, device=self.device)
 
     def start(self, keys: Sequence[int], common: Sequence[int], spread: float | None) -> Tensor:
         """Rows of masks."""
@@ -192,7 +215,7 @@ class MaskMoves:
             counts = self.pace(masks, coefficients.sigma, level, keys)
         places = self.places(x)
         seen, of_token, of_order = (part(one, places) for one in (x, *drawn_for))
-        masked, logits = seen == self.mask, self._open(prediction)
+        masked, logits = (seen == self.mask) & self.going(x)[:, None], self._open(prediction)
         drawn = seen.clone()
         # A draw needs several numbers of float32 and float64 for each logit, so few masks are drawn at a time.
         for row, column in (few.unbind(1) for few in masked.nonzero().split(max(NUMBERS // logits.shape[-1], 1))):
@@ -217,7 +240,7 @@ class MaskMoves:
         """Reveal the likeliest tokens in the order's own way, without randomness. There is one solver."""
         counts, places = self._counts((x == self.mask).sum(1), sigma, sigma_next), self.places(x)
         seen, logits = part(x, places), self._open(prediction)
-        masked = seen == self.mask
+        masked = (seen == self.mask) & self.going(x)[:, None]
         likeliest = torch.where(masked, logits.argmax(-1), seen)
         reveal = self._revealed(logits, likeliest, masked, counts, None)
         return with_part(x, places, torch.where(reveal, likeliest, seen))
@@ -234,6 +257,15 @@ class MaskMoves:
         """[N, block] the places whose logits a prediction for the states x has; None for all places."""
         return None if self.block is None else open_block(x == self.mask, self.block)
 
+    def going(self, x: Tensor) -> Tensor:
+        """[N] bool: whether a state has a mask left, before the end of its text if `ends` are given."""
+        return ((x == self.mask) & self.counted(x)).any(1)
+
+    def counted(self, x: Tensor) -> Tensor:
+        """[N, L] bool: the places up to the first end token of each state, which is included; all without `ends`."""
+        ended = torch.isin(x, self.ends)
+        return ended.cumsum(1) - ended.long() == 0
+
     def _open(self, prediction: Tensor) -> Tensor:
         return without_mask(prediction, self.mask)
 
@@ -247,19 +279,24 @@ class MaskMoves:
                     f"{self.block} tokens after another (model.block); use a sampler.plan whose steps follow each "
                     "other, and no side branches that skip steps"
                 )
-        return (masks - round(sigma_next * self.length)).clamp(min=0)
+        due = (masks - round(sigma_next * self.length)).clamp(min=0)
+        if self.pace is not None:
+            return due
+        # A state that is ahead of its level reveals as many as one that is not.
+        return due.clamp(min=round(sigma * self.length) - round(sigma_next * self.length))
 
     def _revealed(
         self, logits: Tensor, tokens: Tensor, masked: Tensor, counts: Tensor, uniform: Tensor | None
     ) -> Tensor:
         """[N, K] bool: which of K places a step reveals, `counts` [N] of each state."""
         # Confidence is the probability under the model itself, whatever the temperature of the draw.
-        chance = token_log_probs(logits, tokens)
+        chance = token_log_probs(logits, tokens).masked_fill(~masked, -torch.inf)
         priority = self.order(chance, uniform).masked_fill(~masked, -torch.inf)
         # A stable sort takes the left one of two equal positions on every device.
         first = priority.sort(dim=1, descending=True, stable=True).indices
         place = torch.arange(first.shape[1], device=first.device).expand_as(first)
-        return (torch.empty_like(first).scatter_(1, first, place) < counts[:, None]) & masked
+        due = torch.empty_like(first).scatter_(1, first, place) < counts[:, None]
+        return (due | (priority == torch.inf)) & masked
 
 
 def part(whole: Tensor, places: Tensor | None) -> Tensor:

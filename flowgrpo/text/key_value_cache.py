@@ -6,6 +6,7 @@ of the whole is `cache` in transformers 5.24, which deprecates `past_key_values`
 
 from __future__ import annotations
 
+import copy
 import inspect
 from typing import Any
 
@@ -76,6 +77,20 @@ def select_rows(cache: Any, rows: Tensor) -> None:
         # A layer that keeps both a state and keys has both methods, and only the first one chooses among the states.
         choose = layer.reorder_cache if _keeps_state(layer) else layer.batch_select_indices
         choose(rows)
+
+
+def select_tokens(cache: Any, places: Tensor) -> None:
+    """Keep the keys and values of K tokens of each row, `places` [N, K], in this order."""
+    for layer in _layers(cache):
+        index = places[:, None, :, None].expand(-1, layer.keys.shape[1], -1, layer.keys.shape[3])
+        layer.keys, layer.values = layer.keys.gather(2, index), layer.values.gather(2, index)
+
+
+def copied(cache: Any) -> Any:
+    """A cache that can be changed without the other one; both have the same tensors at first."""
+    found = copy.copy(cache)
+    found.layers = [copy.copy(layer) for layer in _layers(cache)]
+    return found
 
 
 def _layers(cache: Any) -> list[Any]:

@@ -51,11 +51,16 @@ def sdar(names: Names) -> dict[str, Any]:
     return {**found, "weights": sizes(model)}
 
 
-TEXTS = ((8, 8, 1), (8, 8, 2), (12, 4, 4), (16, 8, 8))
+# Tokens, tokens of a block, steps of a block, threshold, token that ends a text. With a threshold, each step has one
+# token at least: with two, the released sampler writes over a finished token where a block has one mask left.
+TEXTS = (
+    (8, 8, 1, None, None), (8, 8, 2, None, None), (12, 4, 4, None, None), (16, 8, 8, None, None),
+    (24, 8, 8, 0.3, None), (24, 4, 4, 0.4, None), (24, 8, 8, 0.5, None), (24, 4, 4, 0.4, 18), (24, 8, 8, None, 27),
+)  # fmt: skip
 
 
 def sdar_texts(names: Names) -> dict[str, Any]:
-    """What SDAR's sampler writes with the likeliest tokens, for several lengths, blocks and steps of a block."""
+    """What SDAR's sampler writes with the likeliest tokens, and how often it calls its model for it."""
 
     class Cache:
         def __init__(self) -> None:
@@ -63,6 +68,7 @@ def sdar_texts(names: Names) -> dict[str, Any]:
 
     class Model:
         device = torch.device("cpu")
+        calls = 0
 
         def eval(self) -> None:
             """Nothing is to be changed."""
@@ -71,6 +77,7 @@ def sdar_texts(names: Names) -> dict[str, Any]:
             whole = torch.cat([past_key_values.ids, x], dim=1)
             if store_kv:
                 past_key_values.ids = whole
+            self.calls += not store_kv
             return SimpleNamespace(logits=masked_logits(whole)[:, -x.shape[1] :])
 
     def likeliest(logits: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
@@ -80,12 +87,15 @@ def sdar_texts(names: Names) -> dict[str, Any]:
     generate = names["block_diffusion_generate"]
     inspect.unwrap(generate).__globals__.update(DynamicCache=Cache, sample_with_temperature_topk_topp=likeliest)
     prompt, rows = PROMPT * 2, []
-    for tokens, block, steps in TEXTS:
+    for tokens, block, steps, threshold, end in TEXTS:
+        model = Model()
         text = generate(
-            Model(), {"input_ids": torch.tensor([prompt])}, LLADA["mask_token_id"], gen_length=tokens,
-            block_length=block, denoising_steps=steps, remasking_strategy="low_confidence_static",
+            model, {"input_ids": torch.tensor([prompt])}, LLADA["mask_token_id"], gen_length=tokens,
+            block_length=block, denoising_steps=steps, confidence_threshold=threshold,
+            remasking_strategy="low_confidence_static" if threshold is None else "low_confidence_dynamic",
+            stopping_criteria_idx=None if end is None else [end],
         )[0]  # fmt: skip
-        rows.append({"tokens": tokens, "block": block, "steps": steps, "text": text[len(prompt) :]})
+        rows.append({"text": text[len(prompt) :], "calls": model.calls})
     return {"texts": rows}
 
 

@@ -1,6 +1,7 @@
 """Models of blocks have the logits and the texts of the released code, and TraceRL has the passes of its release."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 import torch
@@ -36,12 +37,13 @@ def test_logits(attention: str) -> None:
 
 
 def test_texts() -> None:
-    """Steps without noise, block after block, write what SDAR's own sampler writes, which caches finished blocks."""
-    released, prompt = numbers("sdar_texts")["texts"], torch.tensor(PROMPT * 2)
-    assert [(row["tokens"], row["block"], row["steps"]) for row in released] == list(TEXTS)
-    for row in released:
-        tokens, block, steps = row["tokens"], row["block"], row["steps"] * row["tokens"] // row["block"]
-        moves = MaskMoves(tokens, LLADA["mask_token_id"], confidence, block=block)
+    """Steps without noise, block after block, write what SDAR's own sampler writes, with as many calls of the model."""
+    prompt, fewer = torch.tensor(PROMPT * 2), 0
+    for row, case in zip(numbers("sdar_texts")["texts"], TEXTS, strict=True):
+        tokens, block, steps, threshold, end = case
+        steps *= tokens // block
+        order = partial(confidence, threshold=threshold)
+        moves = MaskMoves(tokens, LLADA["mask_token_id"], order, block=block, ends=() if end is None else (end,))
 
         def logits(x: Tensor, i: int, prompts: Sequence[int], moves: MaskMoves = moves, block: int = block) -> Tensor:
             places = moves.places(x)
@@ -50,7 +52,19 @@ def test_texts() -> None:
             return masked_logits(whole)[:, -block:]
 
         plan = Plan(mask_levels(tokens, steps, block=block), (StepPlan(),) * steps)
-        assert RolloutRunner(logits, plan, moves=moves).run([1]).x[0].tolist() == row["text"]
+        rollout = RolloutRunner(logits, plan, moves=moves).run([1])
+        found, released = rollout.x[0].tolist(), row["text"]
+        assert rollout.states is not None
+        calls = int(moves.going(rollout.states[:-1]).sum())
+        if end is None:
+            assert (found, calls) == (released, row["calls"])
+        else:
+            # The released sampler looks for the end after each block. Here a text ends with its last token.
+            length = released.index(end) + 1
+            assert found[:length] == released[:length]
+            assert row["calls"] - steps * block // tokens < calls <= row["calls"] < steps
+        fewer += threshold is not None and calls < steps
+    assert fewer == 4
 
 
 def test_passes() -> None:

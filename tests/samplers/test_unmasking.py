@@ -99,6 +99,83 @@ def test_orders_by_hand() -> None:
     assert ranked(confidence(chance, uniform, gumbel=5.0))[0] == 0
 
 
+def test_orders_put_tokens_above_a_threshold_before_all_others() -> None:
+    chance = torch.tensor([[0.0, 0.95, 0.7, 0.92], [0.0, 0.0, 0.4, 0.97]]).log()
+    found = confidence(chance, None, threshold=0.9)
+    assert (found == torch.inf).tolist() == [[False, True, False, True], [False, False, False, True]]
+    assert torch.equal(found[found != torch.inf], chance[found != torch.inf])
+    # In blocks, only the first block that has masks counts: places 0 and 1 of the first row, 2 and 3 of the second.
+    found = blocks(chance, None, size=2, threshold=0.9)
+    assert (found == torch.inf).tolist() == [[False, True, False, False], [False, False, False, True]]
+    uniform = torch.full((2, 4), 0.5, dtype=torch.float64)
+    noisy = confidence(chance, uniform, gumbel=100.0, threshold=0.9)
+    assert (noisy == torch.inf).sum() == 3
+
+
+def sure(chances: Sequence[float]) -> Tensor:
+    """[L, 4] logits under which token 1 has these chances, token 0 the rest, and token 2 and the mask none."""
+    chance = torch.tensor(list(chances))
+    return torch.stack([(1 - chance).log(), chance.log(), *[torch.full_like(chance, -50.0)] * 2], dim=1)
+
+
+def test_a_state_ahead_of_its_level_reveals_one_token_a_step_and_is_finished_before_the_last_step() -> None:
+    logits, calls = sure([0.6, 0.95, 0.7, 0.99, 0.55, 0.8]), list[int]()
+    moves = MaskMoves(6, MASK, partial(confidence, threshold=0.9))
+
+    def model(x: Tensor, i: int, prompts: Sequence[int]) -> Tensor:
+        calls.append(int(moves.going(x).sum()))
+        return logits.expand(len(x), -1, -1)
+
+    plan = Plan(mask_levels(6, 6), (StepPlan(),) * 6)
+    rollout = RolloutRunner(model, plan, moves=moves).run([1])
+    assert rollout.states is not None
+    hidden = [row.nonzero().flatten().tolist() for row in rollout.states == MASK]
+    assert hidden == [[0, 1, 2, 3, 4, 5], [0, 2, 4, 5], [0, 2, 4], [0, 4], [4], [], []]
+    assert calls == [1, 1, 1, 1, 1, 0]
+
+
+@pytest.mark.parametrize("threshold", [0.3, 0.5, 0.8, 0.99])
+@pytest.mark.parametrize("order", [confidence, partial(blocks, size=2)])
+@pytest.mark.parametrize("steps", [2, 3, 4])
+def test_a_threshold_leaves_no_mask_and_finishes_no_state_later(threshold: float, order, steps: int) -> None:
+    plan = window_plan(mask_levels(LENGTH, steps), range(steps), KERNEL, samples=8, stochastic=range(steps))
+    rollout = run(plan, keys=[1], order=partial(order, threshold=threshold))
+    assert not bool((rollout.x == MASK).any())
+    for transitions in rollout.transitions:
+        before, after = transitions.x[transitions.state] == MASK, transitions.x_next == MASK
+        most = round(plan.sigmas[transitions.step + 1] * LENGTH)
+        assert int(after.sum(1).max()) <= most
+        assert bool((before.sum(1) > after.sum(1))[before.any(1)].all())
+        assert bool((transitions.log_prob == 0)[~before.any(1)].all())
+
+
+@pytest.mark.parametrize("block", [2, 4])
+def test_a_threshold_reveals_tokens_of_the_open_block_alone(block: int) -> None:
+    rollout = in_blocks(chains(12), block, partial(confidence, threshold=0.4))[0]
+    assert rollout.states is not None
+    counts = (rollout.states == MASK).view(-1, LENGTH // block, block).sum(2)
+    counts = counts[counts.any(1)]
+    open_at = (counts > 0).int().argmax(1)
+    for row, place in zip(counts.tolist(), open_at.tolist()):
+        assert row[place + 1 :] == [block] * (len(row) - place - 1)
+    # Some states are ahead of the schedule of one token a step.
+    depth = rollout.depth
+    assert bool(((rollout.states == MASK).sum(1) < LENGTH - depth).any())
+
+
+def test_what_follows_the_end_of_a_text_is_not_written() -> None:
+    """Token 1 ends a text: by the order of the chances it is at place 1 first, and the text is whole with place 0."""
+    logits = sure([0.2, 0.9, 0.8, 0.3])
+    moves = MaskMoves(4, MASK, confidence, ends=(1,))
+    plan = Plan(mask_levels(4, 4), (StepPlan(),) * 4)
+    rollout = RolloutRunner(lambda x, i, prompts: logits.expand(len(x), -1, -1), plan, moves=moves).run([1])
+    assert rollout.states is not None
+    assert rollout.states.tolist()[1:] == [[3, 1, 3, 3], [0, 1, 3, 3], [0, 1, 3, 3], [0, 1, 3, 3]]
+    assert moves.going(rollout.states).tolist() == [True, True, False, False, False]
+    assert moves.counted(rollout.x).tolist() == [[True, True, False, False]]
+    assert MaskMoves(4, MASK, confidence).counted(rollout.x).all()
+
+
 def test_the_tokens_of_a_random_order_have_the_density_that_is_recorded() -> None:
     """Two places, two tokens: the chances of the four rows by enumeration, over both orders, against the sampler."""
     table = torch.tensor([[0.3, -0.6], [1.1, 0.2]])

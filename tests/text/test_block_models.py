@@ -178,12 +178,14 @@ def gradients(trainer: Trainer, experience: Any, advantages: Tensor) -> Iterator
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shrink", [1, 2])
+@pytest.mark.parametrize(
+    ("shrink", "threshold", "passes"), [(1, "null", [4]), (2, "null", [2]), (1, "0.004", [2, 3, 4])]
+)
 def test_a_trace_in_few_passes_has_the_gradient_of_the_recorded_steps(
-    shrink: int, folders: dict[str, Path], prompts: Path, tmp_path: Path
+    shrink: int, threshold: str, passes: list[int], folders: dict[str, Path], prompts: Path, tmp_path: Path
 ) -> None:
     """Eight steps write two blocks. Their log-probs come from four passes, or from two if a pass holds two steps."""
-    more = ("sampler.steps=8", "optimizer.updates=1")
+    more = ("sampler.steps=8", "optimizer.updates=1", f"sampler.order.threshold={threshold}")
     plain = trainer_of(folders["sdar"], prompts, tmp_path / "plain", "masked", *more, train="full")
     traced = trainer_of(
         folders["sdar"], prompts, tmp_path / "traced", "trace_rl", *more, f"objective.likelihood.shrink={shrink}",
@@ -201,7 +203,7 @@ def test_a_trace_in_few_passes_has_the_gradient_of_the_recorded_steps(
     objective = traced.objective
     assert isinstance(objective, MaskedObjective)
     objective.prepare(experience)
-    assert len(list(objective.batches(experience, 0, None))) == 4 // shrink
+    assert len(list(objective.batches(experience, 0, None))) in passes
     pairs = list(zip(*(list(gradients(one, experience, advantages)) for one in (plain, traced)), strict=True))
     worst = max(float((one - other).abs().max() / one.abs().max().clamp(min=1e-6)) for one, other in pairs)
     assert worst < 1e-3 if shrink == 1 else worst > 1e-2
@@ -281,15 +283,92 @@ def test_logits_with_a_cache_are_those_without_and_finished_blocks_are_not_evalu
         moves = MaskMoves(16, language.mask, confidence, block=4)
         rollout = RolloutRunner(logits, plan, moves=moves, batch=6).run([1, 2])
     assert len({tuple(row) for row in rollout.x.tolist()}) == 12
-    # Two roots are a batch. Then two batches begin with their prompts: 11 tokens, which the first two steps evaluate.
-    assert widths == [15, 15, 5] + [8, 8, 4, 4] * 3
+    # The two roots evaluate their prompts of up to 11 tokens. Two batches of their children go on from there.
+    assert widths == [15] + [4, 4] + [8, 8, 4, 4] * 3
 
 
-def test_states_of_several_blocks_in_a_batch_need_no_cache(folders: dict[str, Path]) -> None:
-    language = loaded(folders, "sdar", chat=False)
-    frames, (_, x) = [language.encode("1"), language.encode("2")], drawn(language)
-    x[0, 0] = language.mask
-    assert torch.equal(FinishedBlocks(language).logits(frames, x), language.logits(frames, x))
+# Random weights give each of 264 tokens a chance of about 0.004.
+UNEVEN = ("sampler.order.threshold=0.004", "generation={tokens: 24, stop_at_end: true}", "sampler.steps=24")
+
+
+@pytest.fixture
+def soon_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenth of the vocabulary ends a text, so that texts of random weights have ends."""
+    monkeypatch.setattr(MaskedLanguageModel, "ends", tuple(range(10, 36)))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("soon_ended")
+@pytest.mark.parametrize("batch", [3, 8])
+def test_rows_of_a_cache_may_be_at_different_blocks_and_leave_it(
+    batch: int, folders: dict[str, Path], prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = trainer_of(folders["sdar"], prompts, tmp_path / "run", "trace_rl", *UNEVEN)
+    assert isinstance(trainer.task, MaskedTask)
+    policy, texts = trainer.task.policy, ["say 7", "from one to nine and back"]
+    for text in texts:
+        policy.frame(text)
+    steps = tuple(range(24))
+    plan = window_plan(mask_levels(24, 24, block=4), steps, unmask_kernel(1.0), samples=9, stochastic=steps)
+    cached, plain = policy.logits_of(texts, cached=True), policy.logits_of(texts)
+    model, slots = policy.language.model, list[int]()
+    call = model.with_past
+
+    def seen(ids: Tensor, mask: Tensor, *more: Any) -> Any:
+        slots.append(mask.shape[2])
+        return call(ids, mask, *more)
+
+    monkeypatch.setattr(model, "with_past", seen)
+    places = set[int]()
+
+    def logits(x: Tensor, i: int, rows: Any) -> Tensor:
+        found, wanted = cached(x, i, rows), plain(x, i, rows)
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+        going = x[policy.moves.going(x)]
+        places.add(len(((going == policy.moves.mask).int().argmax(1) // 4).unique()))
+        return wanted
+
+    with torch.no_grad():
+        rollout = RolloutRunner(logits, plan, moves=policy.moves, batch=batch).run([1, 2])
+    assert max(places) > 1  # rows of a batch were at different blocks
+    lengths = policy.moves.counted(rollout.x).sum(1)
+    assert len(lengths.unique()) > 4
+    assert bool((rollout.x == policy.moves.mask).any())
+    # A prompt of up to 25 tokens, 24 tokens, and at most a third of the places without anything.
+    assert max(slots) < 1.5 * (25 + 24) + 8
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("soon_ended")
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "masked",
+        "masked_window",
+        "masked_branch",
+        "diffu_grpo",
+        "coupled_grpo",
+        "wd1",
+        "gdpo_masked",
+        "uni_grpo",
+        "trace_rl",
+    ],
+)
+@pytest.mark.parametrize("block", ["4", "null"])
+def test_completions_of_uneven_steps_and_lengths_are_trained(
+    recipe: str, block: str, folders: dict[str, Path], prompts: Path, tmp_path: Path
+) -> None:
+    folder = folders["sdar"] if block == "4" else llada_folder(tmp_path / "llada")
+    more = [*UNEVEN, f"model.block={block}"]
+    more += ["rollout={prompts: 2, group: 16, batch: 8}"] if recipe == "masked_branch" else []
+    trainer_of(folder, prompts, tmp_path / "run", recipe, *more).train()
+    first, last = (json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[:2])
+    assert first["ratio/first_error"] == last["ratio/first_error"] == 0.0
+    assert first["grad_norm"] > 0
+    assert all(math.isfinite(value) for value in last.values() if isinstance(value, float))
+    states = first["evaluations"]
+    plan = trainer_of(folder, prompts, tmp_path / "other", recipe, *more).task.plan_for(0).counts().evaluations * 2
+    assert states < 0.9 * plan
 
 
 @pytest.mark.slow

@@ -27,6 +27,10 @@ from .rules import once
          mend="leave the extension out"),
     Need("model.block", (None,), "draws how many masks a step reveals, and a model of blocks needs steps that end with "
          "its blocks", task="masked", mend="leave the extension out"),
+    Need("sampler.order.threshold", (None,), "learns how many masks a step reveals, and a threshold would decide it",
+         task="masked"),
+    Need("generation.stop_at_end", (False,), "draws how many masks each step reveals, and a finished text would have "
+         "none", task="masked"),
 )  # fmt: skip
 class Pacing(Extension):
     """Draws how many masks each step reveals, and learns the schedule with the model (Co-GRPO, 2512.22288).

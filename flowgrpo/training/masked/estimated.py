@@ -102,8 +102,8 @@ class EstimatedObjective(MaskedObjective):
     def rows(self, experience: UnmaskedTexts, part: int, keep: Tensor | None) -> int:
         """How many tokens the kept completions of one part have."""
         leaves = [leaf for batch in self._leaves(experience, part) for leaf in batch]
-        nodes = experience.rollout.leaf[leaves]
-        return (len(leaves) if keep is None else int(keep[nodes].sum())) * self.recipe.generation.tokens
+        sizes = self.policy.moves.counted(experience.rollout.x[leaves]).sum(1).cpu()
+        return int((sizes if keep is None else sizes[keep[experience.rollout.leaf[leaves]].cpu()]).sum())
 
     def scored(self, experience: UnmaskedTexts, batch: Batch) -> ScoredColumns:
         """The completions of a batch under the current policy."""
@@ -140,11 +140,12 @@ class EstimatedObjective(MaskedObjective):
             drawn.append(passes)
         masked = pad_sequence([one.masked for one in drawn]).to(ids.device)
         weight = pad_sequence([one.weight for one in drawn]).to(ids.device)
-        counted = torch.stack([one.counted for one in drawn]).to(ids.device)
+        written = self.policy.moves.counted(ids)
+        counted = torch.stack([one.counted for one in drawn]).to(ids.device) & written
         total = torch.zeros(ids.shape, device=ids.device)
         for place in range(len(masked)) if number is None else (number,):
             given = [frame[min(place, len(frame) - 1)] for frame in frames]
-            total = total + weight[place] * policy.token_log_probs(given, ids, masked[place])
+            total = total + weight[place] * policy.token_log_probs(given, ids, masked[place], written)
         return total, counted if number is None else counted & (weight[number] > 0)
 
     def _drawn(self, experience: UnmaskedTexts, leaf: int, epoch: int) -> tuple[Passes, torch.Generator]:
@@ -171,7 +172,7 @@ class EstimatedObjective(MaskedObjective):
 
 
 def reveal_steps(rollout: Rollout, mask: int) -> Tensor:
-    """[leaves, L] the step of a rollout that revealed each token of its completions, in host memory.
+    """[leaves, L] the step of a rollout that revealed each token of its completions, in host memory; -1 for none.
 
     Args:
         rollout: of a masked model, with its states.
@@ -180,7 +181,7 @@ def reveal_steps(rollout: Rollout, mask: int) -> Tensor:
     assert rollout.states is not None
     hidden, parent, depth = (rollout.states == mask).cpu(), rollout.parent.cpu(), rollout.depth.cpu()
     node = rollout.leaf.cpu()
-    found = torch.zeros(len(node), hidden.shape[1], dtype=torch.long)
+    found = torch.full((len(node), hidden.shape[1]), -1)
     # All leaves go up at once; a node without a parent stays where it is.
     while bool((parent[node] >= 0).any()):
         before = torch.where(parent[node] >= 0, parent[node], node)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -41,18 +41,20 @@ class UnmaskedTexts(Experience):
         return [f"{self.rollout.x.shape[1]} tokens in {self.plan.num_steps} steps"] * len(self.samples)
 
     def origins(self) -> list[dict[str, Any]]:
-        """For each of L texts: `path`, as for images, and `steps`, the text after each step of unmasking."""
+        """For each of L texts: `path`, as for images, and `steps`, the text after each step that revealed something."""
         parents, states = self.rollout.parent.tolist(), self.rollout.states
         assert states is not None
+        moved = (states != states[self.rollout.parent.clamp(min=0).to(states.device)]).any(1).tolist()
         shown: dict[int, str] = {}
         found = []
         for node, origin in zip(self.rollout.leaf.tolist(), super().origins()):
             steps: list[str] = []
-            while parents[node] >= 0:
+            while (parent := parents[node]) >= 0:
                 if node not in shown:
                     shown[node] = self.decode(states[node].tolist())
-                steps.append(shown[node])
-                node = parents[node]
+                if moved[node]:
+                    steps.append(shown[node])
+                node = parent
             found.append({"path": origin["path"], "steps": steps[::-1]})
         return found
 
@@ -93,7 +95,8 @@ class MaskedPolicy:
         self.device = next(language.model.parameters()).device
         self.reference: Callable[[], AbstractContextManager[None]] = weights.reference
         order = recipe.sampler.order.make()
-        self.moves = MaskMoves(recipe.generation.tokens, language.mask, order, self.device, language.block)
+        ends = language.ends if recipe.generation.stop_at_end else ()
+        self.moves = MaskMoves(recipe.generation.tokens, language.mask, order, self.device, language.block, ends)
         self._frames: dict[str, Frame] = {}
         self._talks: dict[str, Messages | None] = {}
 
@@ -125,12 +128,28 @@ class MaskedPolicy:
     def logits_of(self, prompts: Sequence[str], *, cached: bool = False) -> Velocity:
         """Logits as a function of states, step, and the row of each state's prompt, for the executor.
 
+        A state with nothing left to reveal is not evaluated, and has logits of 0. The first call has a state that is.
+
         Args:
             prompts: P prompts.
             cached: whether keys and values of finished blocks are kept, as long as the function is.
         """
         logits = FinishedBlocks(self.language).logits if cached else self.language.logits
-        return lambda x, i, rows: logits([self.frame(prompts[row]) for row in rows], x)
+        like = torch.zeros(0)
+
+        def evaluated(x: Tensor, i: int, rows: Sequence[int]) -> Tensor:
+            nonlocal like
+            going = self.moves.going(x).nonzero().flatten()
+            if len(going) == 0:
+                return like.new_zeros(len(x), *like.shape[1:])
+            frames = [self.frame(prompts[rows[row]]) for row in going.tolist()]
+            found = logits(frames, x[going] if len(going) < len(x) else x)
+            like = found.new_empty(0, *found.shape[1:])
+            return (
+                found if len(found) == len(x) else like.new_zeros(len(x), *like.shape[1:]).index_copy(0, going, found)
+            )
+
+        return evaluated
 
     def sample(
         self,
@@ -168,7 +187,10 @@ class MaskedPolicy:
             counted, plan, batch=self.recipe.rollout.batch, moves=self.moves,
             cuts=part_bounds(len(prompts), len(cuts) + 1, cuts)[1:-1],
         )  # fmt: skip
-        return runner.run(keys[chosen], chosen.start, seeds)
+        rollout = runner.run(keys[chosen], chosen.start, seeds)
+        assert rollout.states is not None
+        inner = rollout.parent[rollout.parent >= 0].unique()
+        return replace(rollout, evaluations=int(self.moves.going(rollout.states[inner.to(self.device)]).sum()))
 
     def decode(self, rollout: Rollout) -> list[str]:
         """The texts of the leaves."""
@@ -188,14 +210,15 @@ class MaskedPolicy:
         node = transitions.node[replayed.edges]
         return RevealedTokens(found, old[replayed.edges], mask, node, transitions.step)
 
-    def token_log_probs(self, frames: Sequence[Frame], ids: Tensor, masked: Tensor) -> Tensor:
+    def token_log_probs(self, frames: Sequence[Frame], ids: Tensor, masked: Tensor, counted: Tensor) -> Tensor:
         """[N, L] log-probs of the tokens of N completions where they are masked, and 0 elsewhere, with gradients.
 
         Args:
             frames: N prompts.
             ids: [N, L] the completions.
             masked: [N, L] bool: what the model does not see.
+            counted: [N, L] bool: the tokens that have a log-prob. Others may be masks that were never revealed.
         """
         x = torch.where(masked, self.moves.mask, ids)
         logits = without_mask(self.language.scored_logits(frames, x, ids), self.moves.mask)
-        return reveal_log_probs(logits, ids, masked, self.recipe.generation.temperature)
+        return reveal_log_probs(logits, ids, masked & counted, self.recipe.generation.temperature)

@@ -55,22 +55,23 @@ class RevealObjective(MaskedObjective):
         self.column = column
 
     def batches(self, experience: UnmaskedTexts, part: int, keep: Tensor | None) -> Iterator[Batch]:
-        """Recorded batches of states that have a kept edge."""
-        return experience.batches(part, keep)
+        """Recorded batches of states that have a kept edge which reveals something."""
+        for transitions, batch in experience.batches(part, keep):
+            if bool(self._revealed(transitions, batch, keep).any()):
+                yield transitions, batch
 
     def rows(self, experience: UnmaskedTexts, part: int, keep: Tensor | None) -> int:
-        """How many steps one part has, or how many tokens they reveal."""
-        total = 0
-        for transitions, batch in experience.batches(part, keep):
-            edges = transitions.edges_of(batch)
-            node = transitions.node[edges]
-            revealed = torch.ones(len(node), dtype=torch.long)
-            if self.column == "token":
-                masks = (x == self.policy.moves.mask for x in (transitions.x, transitions.x_next[edges]))
-                before, after = (mask.sum(1).cpu() for mask in masks)
-                revealed = before[transitions.state[edges].cpu()] - after
-            total += int((revealed if keep is None else revealed[keep[node].cpu()]).sum())
-        return total
+        """How many steps of one part reveal something, or how many tokens they reveal."""
+        found = [self._revealed(*batch, keep) for batch in experience.batches(part, keep)]
+        return sum(int(each.sum() if self.column == "token" else (each > 0).sum()) for each in found)
+
+    def _revealed(self, transitions: Transitions, batch: slice, keep: Tensor | None) -> Tensor:
+        """How many tokens each kept edge of a batch reveals, in host memory."""
+        edges = transitions.edges_of(batch)
+        masks = (x == self.policy.moves.mask for x in (transitions.x, transitions.x_next[edges]))
+        before, after = (mask.sum(1).cpu() for mask in masks)
+        revealed = before[transitions.state[edges].cpu()] - after
+        return revealed if keep is None else revealed[keep[transitions.node[edges]].cpu()]
 
     def scored(self, experience: UnmaskedTexts, batch: Batch) -> ScoredColumns:
         """The edges of recorded states under the current policy."""
