@@ -164,37 +164,44 @@ def _training(recipe: MaskedRecipe, language: MaskedLanguageModel, prompts: int,
     """
     batch = recipe.rollout.batch
     if recipe.objective.get("likelihood") is not None:
-        passes = passes_of(recipe)
-        together = 1 if passes.apart and recipe.objective["level"] == "token" else len(passes.masked)
-        return _scored(recipe, language, batch, batch, together, prompt)
+        return _scored(recipe, language, batch, batch, _scored_tokens(recipe, batch), prompt)
     # The completions of a prompt begin as one state, and each of them is an edge, which has a copy of its logits.
-    first = min(batch, prompts)
-    return max(_scored(recipe, language, *sizes, 1, prompt) for sizes in ((first, first * each), (batch, batch)))
+    first, tokens = min(batch, prompts), [recipe.generation.tokens]
+    return max(_scored(recipe, language, *sizes, tokens, prompt) for sizes in ((first, first * each), (batch, batch)))
+
+
+def _scored_tokens(recipe: MaskedRecipe, batch: int) -> list[int]:
+    """Tokens that each pass scores which is in memory with others, in the longest of a batch's completions."""
+    draws = [(passes_of(recipe, draw).weight > 0).sum(1) for draw in range(batch)]
+    longest = torch.stack(draws).amax(0).tolist()
+    apart = passes_of(recipe).apart and recipe.objective["level"] == "token"
+    return [max(longest)] if apart else [max(count, 1) for count in longest]
 
 
 def _scored(
-    recipe: MaskedRecipe, language: MaskedLanguageModel, states: int, edges: int, passes: int, prompt: int
+    recipe: MaskedRecipe, language: MaskedLanguageModel, states: int, edges: int, passes: Sequence[int], prompt: int
 ) -> int:
+    """Most bytes while the passes of a batch are scored, each at so many tokens, and their gradient is computed."""
     live = LiveBytes()
     with on_meta(), live, torch.enable_grad():
         total: Any = 0
-        for _ in range(passes):
-            logits = without_mask(_scoring_logits(recipe, language, states, prompt), language.mask)
+        for tokens in passes:
+            logits = without_mask(_scoring_logits(recipe, language, states, tokens, prompt), language.mask)
             if recipe.objective.name == "trajectory":
                 logits = logits[torch.zeros(edges, dtype=torch.long, device="meta")]
             ids = torch.zeros(logits.shape[:2], dtype=torch.long, device="meta")
-            total = total + reveal_log_probs(logits, ids, ids == 0, recipe.generation.temperature)
+            total = total + reveal_log_probs(logits, ids, ids == 0, recipe.generation.temperature).sum()
             del logits
         if compares(recipe):
             with torch.no_grad():
-                _scoring_logits(recipe, language, states, prompt)
-        torch.autograd.backward([total.sum()])
+                _scoring_logits(recipe, language, states, passes[0], prompt)
+        torch.autograd.backward([total])
     return live.most
 
 
-def _scoring_logits(recipe: MaskedRecipe, language: MaskedLanguageModel, rows: int, prompt: int) -> Tensor:
-    """The logits of a batch that is trained; finished completions are scored at all their positions."""
+def _scoring_logits(recipe: MaskedRecipe, language: MaskedLanguageModel, rows: int, tokens: int, prompt: int) -> Tensor:
+    """The logits of a batch that is trained; finished completions are scored at some of their positions."""
     if recipe.objective.name == "trajectory":
         return _logits(recipe, language, rows, prompt)
     ids = torch.zeros(rows, recipe.generation.tokens, dtype=torch.long, device="meta")
-    return language.scored_logits([([1] * prompt, [])] * rows, ids, ids)
+    return language.scored_logits([([1] * prompt, [])] * rows, ids, ids, ids[:, :tokens])

@@ -117,6 +117,10 @@ class MaskedLanguageModel:
             # A tensor on `meta`, of which estimates of memory are made, has no numbers.
             end = x.shape[1] if x.is_meta else int(places.max()) + 1
             return self._in_blocks(frames, [x[:, :end]], places)
+        return self._whole(frames, x, torch.arange(x.shape[1], device=x.device).expand_as(x))
+
+    def _whole(self, frames: Sequence[Frame], x: Tensor, wanted: Tensor) -> Tensor:
+        """Logits [N, K, V] at K places `wanted` [N, K] of N completions, if a token sees all others."""
         device, length = x.device, x.shape[1]
         width = max(len(head) + len(tail) for head, tail in frames) + length
         rows, mask = [], []
@@ -127,18 +131,18 @@ class MaskedLanguageModel:
         ids = torch.tensor(rows, device=device)
         starts = torch.tensor([len(head) for head, _ in frames], device=device)
         places = starts[:, None] + torch.arange(length, device=device)
-        ids = ids.scatter(1, places, x)
+        ids, wanted = ids.scatter(1, places, x), starts[:, None] + wanted
         if self._diffusion:
             # The vocabulary is large, so the logits of other positions are not computed.
             padding = None if all(map(all, mask)) else torch.tensor(mask, device=device)
-            chosen: Tensor = self.model(ids, padding, places).logits
+            chosen: Tensor = self.model(ids, padding, wanted).logits
             return chosen
         out = self.model(input_ids=ids, attention_mask=torch.tensor(mask, device=device))
-        found: Tensor = out.logits.gather(1, places[..., None].expand(-1, -1, out.logits.shape[-1]))
+        found: Tensor = out.logits.gather(1, wanted[..., None].expand(-1, -1, out.logits.shape[-1]))
         return found
 
-    def scored_logits(self, frames: Sequence[Frame], x: Tensor, ids: Tensor) -> Tensor:
-        """Logits [N, L, V] at all positions of N completions, from which the log-probs of finished tokens are taken.
+    def scored_logits(self, frames: Sequence[Frame], x: Tensor, ids: Tensor, places: Tensor) -> Tensor:
+        """Logits [N, K, V] at places of N completions, from which the log-probs of finished tokens are taken.
 
         If the model writes block after block, then each block is evaluated after the finished blocks before it.
 
@@ -146,12 +150,11 @@ class MaskedLanguageModel:
             frames: N prompts.
             x: [N, L] token ids of the completions, masks among them.
             ids: [N, L] token ids of the finished completions.
+            places: [N, K] positions of the completions.
         """
         if self.block is None:
-            return self.logits(frames, x)
-        length = x.shape[1]
-        places = torch.arange(length, 2 * length, device=x.device).expand_as(x)
-        return self._in_blocks(frames, [ids, x], places)
+            return self._whole(frames, x, places)
+        return self._in_blocks(frames, [ids, x], places + x.shape[1])
 
     def _in_blocks(self, frames: Sequence[Frame], parts: Sequence[Tensor], places: Tensor) -> Tensor:
         """Logits [N, K, V] of a model of blocks.

@@ -193,13 +193,18 @@ def nfe_of(recipe: Planned, expected: Forecast) -> Nfe:
     return Nfe(total("walked") / images, theta, total("evaluations") / images, shared)
 
 
-def passes_of(recipe: MaskedRecipe) -> Passes:
-    """The passes with which a recipe's likelihood scores a completion that is written from left to right."""
+def passes_of(recipe: MaskedRecipe, draw: int = 0) -> Passes:
+    """The passes with which a recipe's likelihood scores a completion that is written from left to right.
+
+    Args:
+        recipe: of a masked model.
+        draw: number of the draw, for passes that are random.
+    """
     levels, length = levels_of(recipe), recipe.generation.tokens
     counts = torch.tensor([round((high - low) * length) for high, low in pairwise(levels)])
     steps = torch.arange(len(counts)).repeat_interleave(counts)
     made = recipe.objective["likelihood"].make(steps=steps, block=recipe.model.block)
-    passes: Passes = made(length, torch.Generator())
+    passes: Passes = made(length, torch.Generator().manual_seed(draw))
     return passes
 
 

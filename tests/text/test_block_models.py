@@ -80,7 +80,8 @@ def test_all_blocks_are_scored_at_once_as_each_is_when_it_is_written(folders: di
     hidden = torch.rand(ids.shape, generator=torch.Generator().manual_seed(1)) < 0.6
     hidden[:, ::4] = True  # an open block has a mask
     noised = torch.where(hidden, language.mask, ids)
-    found = language.scored_logits(frames, noised, ids)
+    everywhere = torch.arange(12).expand_as(ids)
+    found = language.scored_logits(frames, noised, ids, everywhere)
     assert found.shape == (2, 12, 264)
     for start_of in (0, 4, 8):
         state = torch.cat([ids[:, :start_of], noised[:, start_of:]], dim=1)
@@ -369,6 +370,41 @@ def test_completions_of_uneven_steps_and_lengths_are_trained(
     states = first["evaluations"]
     plan = trainer_of(folder, prompts, tmp_path / "other", recipe, *more).task.plan_for(0).counts().evaluations * 2
     assert states < 0.9 * plan
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("soon_ended")
+@pytest.mark.parametrize("block", ["4", "null"])
+def test_only_scored_tokens_have_logits_and_rows_end_with_the_last_of_them(
+    block: str, folders: dict[str, Path], prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folders["sdar"] if block == "4" else llada_folder(tmp_path / "llada")
+    trainer = trainer_of(folder, prompts, tmp_path / "run", "trace_rl", *UNEVEN, f"model.block={block}")
+    assert isinstance(trainer.task, MaskedTask)
+    policy = trainer.task.policy
+    language, mask = policy.language, policy.moves.mask
+    frames = [policy.frame(text) for text in ("say 7", "from one to nine")]
+    draw = torch.Generator().manual_seed(3)
+    ids, masked = torch.randint(40, 200, (2, 24), generator=draw), torch.rand(2, 24, generator=draw) < 0.6
+    ids[0, 9:], ids[1, 14:] = mask, mask
+    scored = masked & (ids != mask) & (torch.rand(2, 24, generator=draw) < 0.7)
+    everywhere = torch.arange(24).expand_as(ids)
+    whole = language.scored_logits(frames, torch.where(masked, mask, ids), ids, everywhere)
+    whole[..., mask] = -torch.inf
+    wanted = whole.log_softmax(-1).gather(2, ids[..., None])[..., 0].masked_fill(~scored, 0.0)
+    shapes = list[tuple[int, ...]]()
+    call = MaskedLanguageModel.scored_logits
+
+    def seen(self: Any, frames: Any, x: Tensor, ids: Tensor, places: Tensor) -> Tensor:
+        shapes.append((x.shape[1], places.shape[1]))
+        return call(self, frames, x, ids, places)
+
+    monkeypatch.setattr(MaskedLanguageModel, "scored_logits", seen)
+    found = policy.token_log_probs(frames, ids, masked, scored)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    # Both rows are scored up to place 13. Without blocks, tokens see the masks that follow.
+    assert shapes == [(16 if block == "4" else 24, int(scored.sum(1).max()))]
+    assert policy.token_log_probs(frames, ids, masked, scored & False).tolist() == [[0.0] * 24] * 2
 
 
 @pytest.mark.slow

@@ -301,7 +301,10 @@ def test_a_text_ends_at_its_end_token_and_shows_masks(folder: Path) -> None:
         (["objective.surrogate={name: sspo}"], "asks for"),
         (["credit=prefix"], "reads the tokens of completions"),
         (["task=mask"], "is not a task"),
-        (["extensions=[{name: pacing}]", "sampler.order.threshold=0.9"], "pacing learns how many .* leave sampler.order.t"),
+        (
+            ["extensions=[{name: pacing}]", "sampler.order.threshold=0.9"],
+            "pacing learns how many .* leave sampler.order.t",
+        ),
         (["extensions=[{name: pacing}]", "generation.stop_at_end=true"], "use generation.stop_at_end False"),
         (["sampler.order.threshold=1.0"], "less than 1"),
     ],

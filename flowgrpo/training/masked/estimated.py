@@ -95,6 +95,10 @@ class EstimatedObjective(MaskedObjective):
         low, high = experience.part(part)
         owner = experience.rollout.leaf_prompt
         leaves = ((owner >= low) & (owner < high) & experience.outcomes).nonzero().flatten().tolist()
+        if self.policy.language.block is not None:
+            # A batch is evaluated up to its last end, so texts of about one length are together, the longest first.
+            lengths = self.policy.moves.counted(experience.rollout.x).sum(1).tolist()
+            leaves.sort(key=lambda leaf: -lengths[leaf])
         size = self.recipe.rollout.batch
         for first in range(0, len(leaves), size):
             yield leaves[first : first + size]
@@ -145,7 +149,8 @@ class EstimatedObjective(MaskedObjective):
         total = torch.zeros(ids.shape, device=ids.device)
         for place in range(len(masked)) if number is None else (number,):
             given = [frame[min(place, len(frame) - 1)] for frame in frames]
-            total = total + weight[place] * policy.token_log_probs(given, ids, masked[place], written)
+            scored = written & (weight[place] > 0)
+            total = total + weight[place] * policy.token_log_probs(given, ids, masked[place], scored)
         return total, counted if number is None else counted & (weight[number] > 0)
 
     def _drawn(self, experience: UnmaskedTexts, leaf: int, epoch: int) -> tuple[Passes, torch.Generator]:

@@ -210,15 +210,24 @@ class MaskedPolicy:
         node = transitions.node[replayed.edges]
         return RevealedTokens(found, old[replayed.edges], mask, node, transitions.step)
 
-    def token_log_probs(self, frames: Sequence[Frame], ids: Tensor, masked: Tensor, counted: Tensor) -> Tensor:
-        """[N, L] log-probs of the tokens of N completions where they are masked, and 0 elsewhere, with gradients.
+    def token_log_probs(self, frames: Sequence[Frame], ids: Tensor, masked: Tensor, scored: Tensor) -> Tensor:
+        """[N, L] log-probs of some tokens of N completions, and 0 elsewhere, with gradients.
 
         Args:
             frames: N prompts.
-            ids: [N, L] the completions.
+            ids: [N, L] the completions; they may have masks that were never revealed.
             masked: [N, L] bool: what the model does not see.
-            counted: [N, L] bool: the tokens that have a log-prob. Others may be masks that were never revealed.
+            scored: [N, L] bool: the masked tokens that have a log-prob. Only they have logits.
         """
+        size, width, block = max(int(scored.sum(1).max()), 1), ids.shape[1], self.language.block
+        if block is not None and bool(scored.any()):
+            # No scored token sees what follows the last block of them.
+            width = (int(scored.any(0).nonzero().max()) // block + 1) * block
+        places = scored.int().argsort(dim=1, descending=True, stable=True)[:, :size]
         x = torch.where(masked, self.moves.mask, ids)
-        logits = without_mask(self.language.scored_logits(frames, x, ids), self.moves.mask)
-        return reveal_log_probs(logits, ids, masked & counted, self.recipe.generation.temperature)
+        logits = self.language.scored_logits(frames, x[:, :width], ids[:, :width], places)
+        found = reveal_log_probs(
+            without_mask(logits, self.moves.mask), part(ids, places), part(scored, places),
+            self.recipe.generation.temperature,
+        )  # fmt: skip
+        return with_part(found.new_zeros(ids.shape), places, found)
