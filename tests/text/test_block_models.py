@@ -15,7 +15,7 @@ from flowgrpo.configs.load import load_recipe
 from flowgrpo.configs.schema import MaskedRecipe
 from flowgrpo.core.token_penalties import kl_old
 from flowgrpo.inference.text_inference import open_weights, recipe_of, task_of
-from flowgrpo.samplers.plans import window_plan
+from flowgrpo.samplers.plans import branch_plan, window_plan
 from flowgrpo.samplers.rollout import RolloutRunner
 from flowgrpo.samplers.unmasking import MaskMoves, confidence, mask_levels, unmask_kernel
 from flowgrpo.text.finished_blocks import FinishedBlocks
@@ -337,6 +337,30 @@ def test_rows_of_a_cache_may_be_at_different_blocks_and_leave_it(
     assert bool((rollout.x == policy.moves.mask).any())
     # A prompt of up to 25 tokens, 24 tokens, and at most a third of the places without anything.
     assert max(slots) < 1.5 * (25 + 24) + 8
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("soon_ended")
+@pytest.mark.parametrize("batch", [3, 50])
+def test_states_of_a_tree_go_on_from_the_cache_of_their_parents(
+    batch: int, folders: dict[str, Path], prompts: Path, tmp_path: Path
+) -> None:
+    trainer = trainer_of(folders["sdar"], prompts, tmp_path / "run", "trace_rl", *UNEVEN)
+    assert isinstance(trainer.task, MaskedTask)
+    policy, texts = trainer.task.policy, ["say 7", "from one to nine and back"]
+    for text in texts:
+        policy.frame(text)
+    plan = branch_plan(mask_levels(24, 24, block=4), [3, 9, 15], unmask_kernel(1.0), width=3)
+    cached, plain = policy.logits_of(texts, cached=True), policy.logits_of(texts)
+
+    def logits(x: Tensor, i: int, rows: Any) -> Tensor:
+        found, wanted = cached(x, i, rows), plain(x, i, rows)
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+        return wanted
+
+    with torch.no_grad():
+        rollout = RolloutRunner(logits, plan, moves=policy.moves, batch=batch).run([1, 2])
+    assert len(rollout.leaf) == 2 * 27
 
 
 @pytest.mark.slow
