@@ -61,6 +61,7 @@ KNOWN_DIFFUSION_MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "Dream-org/Dream-v0": ("Dream", _DREAM),
     "Dream-org/Dream-Coder-v0": ("Dream", _DREAM),
     "apple/DiffuCoder-7B": ("Dream", _DREAM),
+    "inclusionAI/LLaDA2.0-mini": ("llada2_moe", {}),
     "JetLM/SDAR-4B": ("sdar", _SDAR_4B),
     "JetLM/SDAR-8B": ("sdar", _SDAR_8B),
     "Gen-Verse/TraDo-4B": ("sdar", _SDAR_4B),
@@ -71,7 +72,7 @@ KNOWN_DIFFUSION_MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 
 def known_diffusion_config(path: str) -> Any | None:
     """The configuration of a known diffusion model of the hub; None for any other."""
-    base = re.sub(r"(-(Base|Instruct|Chat|Thinking|TD|MixCoT|cpGRPO|7B|b\d+))*$", "", path)
+    base = re.sub(r"(-(Base|Instruct|Chat|Thinking|TD|MixCoT|cpGRPO|CAP|preview|7B|b\d+))*$", "", path)
     kind, entries = KNOWN_DIFFUSION_MODELS.get(base) or KNOWN_DIFFUSION_MODELS.get(f"{base}-7B") or (None, {})
     return None if kind is None else model_class(kind).config_class(**entries)
 

@@ -107,7 +107,7 @@ def _as_published(model: str, words: Sequence[str]) -> list[str]:
     assert isinstance(given, MaskedRecipe)
     tokens = given.generation.tokens
     if block is not None:
-        order = "sampler.order={name: confidence, threshold: 0.9}"
+        order = f"sampler.order={{name: confidence, threshold: {BLOCK_TYPES[str(kind)]}}}"
         return [f"model.block={block}", f"sampler.steps={tokens}", order, "rollout.cache=true"]
     return [f"sampler.steps={min(tokens, STEPS)}", "sampler.order={name: blocks, size: 32}"]
 

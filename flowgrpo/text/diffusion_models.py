@@ -18,12 +18,13 @@ _CLASSES = {
     "Dream": ("dream", "DreamModel"),
     "sdar": ("sdar", "SDARForCausalLM"),
     "sdar_moe": ("sdar", "SDARMoeForCausalLM"),
+    "llada2_moe": ("llada2", "LLaDA2MoeModelLM"),
 }
 DIFFUSION_TYPES = tuple(_CLASSES)
-"""LLaDA, LLaDA with mixtures of experts, and MMaDA; Dream, and DiffuCoder with its layers; SDAR and TraDo."""
+"""LLaDA, LLaDA with mixtures of experts, and MMaDA; Dream, and DiffuCoder with its layers; SDAR and TraDo; LLaDA 2."""
 
-BLOCK_TYPES = ("sdar", "sdar_moe")
-"""Models that write block after block."""
+BLOCK_TYPES = {"sdar": 0.9, "sdar_moe": 0.9, "llada2_moe": 0.95}
+"""Models that write block after block, with the threshold of the examples on their pages."""
 
 
 def type_of(path: str, *, local: bool = False) -> str | None:
@@ -60,11 +61,11 @@ def tokenizer_class(kind: str) -> Any:
     # The names of newer versions are others, and these are known to all supported versions.
     from transformers import PreTrainedTokenizerFast, Qwen2TokenizerFast
 
-    return Qwen2TokenizerFast if kind in ("Dream", *BLOCK_TYPES) else PreTrainedTokenizerFast
+    return Qwen2TokenizerFast if kind in ("Dream", "sdar", "sdar_moe") else PreTrainedTokenizerFast
 
 
 def block_size(path: str, kind: str) -> int:
-    """Tokens of a block by a model's configuration, which is not downloaded; 4, as most models have, if it is not here.
+    """Tokens of a block by a model's configuration, or as most models of the type have, if it is not on this machine.
 
     Args:
         path: a folder, or a hub id.
@@ -97,7 +98,7 @@ def check_block(path: str, kind: str | None, block: int | None, attention: str |
         size = block_size(path, kind)
         raise ValueError(
             f"{path} writes block after block; say how many tokens a block has, as in model.block={size} (the "
-            "block_size of its config.json, or 4)"
+            "block_size of its config.json, or the size that models of its type have)"
         )
     if attention is not None and "flash" in attention:
         raise ValueError(

@@ -194,7 +194,7 @@ def load_masked_model(
 ) -> MaskedLanguageModel:
     """Load a folder or hub id of transformers, in evaluation mode, because dropout makes log-probs irreproducible.
 
-    Code that a model brings with it is never run. LLaDA, Dream and SDAR have classes here.
+    Code that a model brings with it is never run. LLaDA, LLaDA 2, Dream and SDAR have classes here.
 
     Args:
         path: a folder or hub id, as `from_pretrained` takes it.

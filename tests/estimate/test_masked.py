@@ -15,6 +15,7 @@ from flowgrpo.estimate.masked import estimate_masked
 from flowgrpo.text.diffusion_models import model_class
 from flowgrpo.text.dream import DreamModel
 from flowgrpo.text.llada import LLaDAModelLM
+from flowgrpo.text.llada2 import LLaDA2MoeModelLM
 from flowgrpo.text.llada_moe import LLaDAMoEModelLM
 from flowgrpo.text.sdar import SDARForCausalLM
 from flowgrpo.training.data import read_prompts
@@ -42,6 +43,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             ("dream", DreamModel, {"hidden_size": 128, "num_hidden_layers": 3, "vocab_size": 2000}),
             ("lladamoe", LLaDAMoEModelLM, {"hidden_size": 128, "num_hidden_layers": 3, "vocab_size": 2000}),
             ("sdar", SDARForCausalLM, {"hidden_size": 128, "num_hidden_layers": 3, "vocab_size": 2000}),
+            ("llada2", LLaDA2MoeModelLM, {"hidden_size": 128, "num_hidden_layers": 3, "vocab_size": 2000}),
         ):
             config = masked_shapes_of(str(found[kind]))
             for name, value in sizes.items():
@@ -96,19 +98,23 @@ def test_a_run_allocates_what_was_estimated(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("kind", "name", "words"),
     [
-        ("masked", ()),
-        ("masked", ("model.train=full", "model.dtype=bfloat16")),
-        ("trace_rl", ("rollout.cache=true",)),
-        ("trace_rl", ("rollout.cache=true", "model.dtype=bfloat16")),
-        ("coupled_grpo", ()),
+        ("sdar", "masked", ()),
+        ("sdar", "masked", ("model.train=full", "model.dtype=bfloat16")),
+        ("sdar", "trace_rl", ("rollout.cache=true",)),
+        ("sdar", "trace_rl", ("rollout.cache=true", "model.dtype=bfloat16")),
+        ("sdar", "coupled_grpo", ()),
+        ("llada2", "masked", ()),
+        ("llada2", "trace_rl", ("rollout.cache=true",)),
     ],
 )
 def test_a_model_of_blocks_allocates_what_was_estimated(
-    name: str, words: tuple[str, ...], folders: dict[str, Path], data: Path, tmp_path: Path
+    kind: str, name: str, words: tuple[str, ...], folders: dict[str, Path], data: Path, tmp_path: Path
 ) -> None:
-    made = recipe(name, folders["sdar"], data, "model.block=12", "sampler.steps=6", "optimizer.updates=1", *words)
+    if kind == "llada2" and not hasattr(pytest.importorskip("transformers.integrations.moe"), "_grouped_mm"):
+        pytest.skip("experts run one by one in this version of transformers, which needs the values of a tensor")
+    made = recipe(name, folders[kind], data, "model.block=12", "sampler.steps=6", "optimizer.updates=1", *words)
     # The last steps have the longest rows.
     compare(made, data, tmp_path, place=-1)
 
@@ -150,6 +156,7 @@ def compare(made: MaskedRecipe, data: Path, tmp_path: Path, place: int = 0) -> N
         ("apple/DiffuCoder-7B-cpGRPO", "Dream", 7_615_616_512),
         ("Gen-Verse/MMaDA-8B-MixCoT", "mmada", 8_082_690_048),
         ("inclusionAI/LLaDA-MoE-7B-A1B-Instruct", "lladamoe", 7_356_880_896),
+        ("inclusionAI/LLaDA2.0-mini", "llada2_moe", 16_255_638_528),
         ("JetLM/SDAR-4B-Chat", "sdar", 4_411_424_256),
         ("JetLM/SDAR-8B-Chat-b16", "sdar", 8_190_735_360),
         ("Gen-Verse/TraDo-8B-Thinking", "sdar", 8_190_735_360),

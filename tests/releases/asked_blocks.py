@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.releases.asked_models import LLADA, masked_logits, sizes, with_drawn_weights
+from tests.releases.asked_models import LLADA, drawn_weight, masked_logits, sizes, with_drawn_weights
 from tests.releases.asking import Names, Question, drawn
-from tests.releases.sources import DLLM_RL, SDAR
+from tests.releases.sources import DLLM, DLLM_RL, SDAR
 
 BLOCK, MASK = 4, 29
 SETTINGS = {
@@ -49,6 +49,28 @@ def sdar(names: Names) -> dict[str, Any]:
         for name, (ids, mask, positions) in rows.items()
     }  # fmt: skip
     return {**found, "weights": sizes(model)}
+
+
+LLADA2 = {
+    "vocab_size": 32, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64, "rope_theta": 600000.0,
+    "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-6, "num_experts": 12, "num_shared_experts": 2,
+    "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5, "moe_intermediate_size": 8,
+    "first_k_dense_replace": 1, "use_qkv_bias": False, "use_bias": False, "use_qk_norm": True, "norm_head": False,
+    "use_sliding_window": False, "rope_scaling": None, "pad_token_id": 0,
+}  # fmt: skip
+
+
+def llada2(names: Names) -> dict[str, Any]:
+    """The logits of LLaDA 2 for a row in blocks. The biases of its gates are drawn too."""
+    model = with_drawn_weights(names["LLaDA2MoeModelLM"](names["LLaDA2MoeConfig"](**LLADA2)))
+    biases = {name: bias for name, bias in model.named_buffers() if name.endswith("expert_bias")}
+    for name, bias in biases.items():
+        bias.copy_(drawn_weight(name, bias.shape))
+    blocks = torch.arange(len(PROMPT) + len(IDS)) // BLOCK
+    seen = blocks[None, :] <= blocks[:, None]
+    logits = model(torch.tensor([PROMPT + IDS]), attention_mask=seen[None, None], use_cache=False).logits
+    return {"logits": logits, "weights": {**sizes(model), **{name: list(bias.shape) for name, bias in biases.items()}}}
 
 
 # Tokens, tokens of a block, steps of a block, threshold, token that ends a text. With a threshold, each step has one
@@ -99,6 +121,36 @@ def sdar_texts(names: Names) -> dict[str, Any]:
     return {"texts": rows}
 
 
+# Tokens, tokens of a block, steps of a block, threshold, token that ends a text.
+LLADA2_TEXTS = ((24, 8, 4, 0.3, 31), (24, 8, 8, 0.6, 31), (24, 4, 2, 0.9, 31), (24, 8, 4, 0.3, 27), (24, 8, 8, 0.5, 18))
+
+
+def llada2_texts(names: Names) -> dict[str, Any]:
+    """What LLaDA 2's sampler writes with the likeliest tokens, and how often it calls its model for it."""
+    calls: list[int] = []
+
+    def forward(x: Tensor, **options: Any) -> Any:
+        calls.append(x.shape[1])
+        return SimpleNamespace(logits=masked_logits(x))
+
+    def likeliest(logits: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+        return logits.argmax(-1), logits.softmax(-1).max(-1).values
+
+    model = SimpleNamespace(
+        device=torch.device("cpu"), forward=forward, _sample_with_temperature_topk_topp=likeliest,
+        _get_num_transfer_tokens=lambda size, steps: torch.full((steps,), size // steps),
+    )  # fmt: skip
+    prompt, rows = PROMPT * 2, []
+    for tokens, block, steps, threshold, end in LLADA2_TEXTS:
+        calls.clear()
+        text = names["generate"](
+            model, torch.tensor([prompt]), block_length=block, steps=steps, gen_length=tokens, eos_early_stop=True,
+            threshold=threshold, eos_id=end, mask_id=LLADA["mask_token_id"],
+        )[0]  # fmt: skip
+        rows.append({"text": text, "calls": len(calls)})
+    return {"texts": rows}
+
+
 def passes(names: Names) -> dict[str, Any]:
     """Which positions each pass masks and scores, for random steps, blocks and shrinkages."""
     rows = []
@@ -123,8 +175,15 @@ BLOCK_MODELS: dict[str, Question] = {
         *DLLM_RL, "models/sdar/modeling_sdar.py", ("SDARForCausalLM", "SDARConfig"), sdar,
         package=("configuration_sdar.py",),
     ),
+    "llada2_logits": Question(
+        *DLLM, "dllm/pipelines/llada2/models/modeling_llada2_moe.py", ("LLaDA2MoeModelLM", "LLaDA2MoeConfig"), llada2,
+        package=("configuration_llada2_moe.py",),
+    ),
     "sdar_texts": Question(
         *SDAR, "generate.py", ("get_num_transfer_tokens", "block_diffusion_generate"), sdar_texts
+    ),
+    "llada2_texts": Question(
+        *DLLM, "dllm/pipelines/llada2/models/modeling_llada2_moe.py", ("LLaDA2MoeModelLM.generate",), llada2_texts
     ),
     "trace_rl_passes": Question(
         *DLLM_RL, "train/rl_sdar.py", ("main.collapse_k_unique", "main.one_round_vectorized"), passes

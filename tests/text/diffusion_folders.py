@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from flowgrpo.text.dream import DreamConfig, DreamModel
 from flowgrpo.text.llada import LLaDAConfig, LLaDAModelLM, MMadaConfig, MMadaModelLM
+from flowgrpo.text.llada2 import LLaDA2MoeConfig, LLaDA2MoeModelLM
 from flowgrpo.text.llada_moe import LLaDAMoEConfig, LLaDAMoEModelLM
 from flowgrpo.text.sdar import SDARConfig, SDARForCausalLM, SDARMoeConfig, SDARMoeForCausalLM
 
@@ -103,6 +104,19 @@ def sdar_moe_folder(folder: Path) -> Path:
     return _written(SDARMoeForCausalLM, SDARMoeConfig(**settings, **experts), folder)
 
 
+def llada2_folder(folder: Path) -> Path:
+    """LLaDA 2: the first layer has no experts, and the experts of the second one are in two groups."""
+    tokenizer = _llada_tokenizer(folder)
+    config = LLaDA2MoeConfig(
+        vocab_size=264, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, max_position_embeddings=128, num_experts=8, num_experts_per_tok=2, n_group=2,
+        topk_group=1, moe_intermediate_size=16, eos_token_id=tokenizer.eos_token_id, use_qk_norm=True,
+        pad_token_id=tokenizer.pad_token_id, mask_token_id=tokenizer.convert_tokens_to_ids("<|mdm_mask|>"),
+        auto_map={"AutoModelForCausalLM": "modeling_llada2_moe.LLaDA2MoeModelLM"},
+    )  # fmt: skip
+    return _written(LLaDA2MoeModelLM, config, folder)
+
+
 def _sdar_settings(folder: Path, name: str) -> dict[str, Any]:
     _qwen_tokenizer(
         folder, SDAR_SPECIAL, bos_token=None, mask_token="<|MASK|>", tokenizer_class="Qwen2Tokenizer",
@@ -130,7 +144,7 @@ def _qwen_tokenizer(folder: Path, names: tuple[str, ...], **more: Any) -> None:
 
 
 FOLDERS = {"llada": llada_folder, "lladamoe": moe_folder, "mmada": mmada_folder, "dream": dream_folder}
-BLOCK_FOLDERS = {"sdar": sdar_folder, "sdar_moe": sdar_moe_folder}
+BLOCK_FOLDERS = {"sdar": sdar_folder, "sdar_moe": sdar_moe_folder, "llada2": llada2_folder}
 
 
 def _written(kind: Any, config: Any, folder: Path) -> Path:

@@ -25,7 +25,7 @@ from flowgrpo.training.masked.masked_task import MaskedTask
 from flowgrpo.training.session import start
 from flowgrpo.training.trainer import Trainer
 from tests.simulated import simulated_device
-from tests.text.diffusion_folders import BLOCK_FOLDERS, SDAR_SPECIAL, llada_folder, sdar_folder
+from tests.text.diffusion_folders import BLOCK_FOLDERS, SDAR_SPECIAL, llada2_folder, llada_folder, sdar_folder
 from tests.text.test_diffusion_models import prompts, words_of
 
 __all__ = ["prompts"]
@@ -102,6 +102,15 @@ def test_special_tokens_and_the_size_of_a_block(folders: dict[str, Path]) -> Non
         assert (recipe.sampler.steps, recipe.model.block, order) == expected
 
 
+def test_llada2_samples_as_its_page_does(folders: dict[str, Path]) -> None:
+    recipe = recipe_of(str(folders["llada2"]))
+    assert isinstance(recipe, MaskedRecipe)
+    order = recipe.sampler.order
+    assert (recipe.sampler.steps, recipe.model.block, order.short, order["threshold"]) == (256, 32, "confidence", 0.95)
+    assert recipe.generation.stop_at_end
+    assert loaded(folders, "llada2").ends[0] == 256 + 1
+
+
 def test_a_block_is_asked_for_and_refused_where_there_is_none(folders: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"writes block after block; say how many .*, as in model\.block=4"):
         loaded(folders, "sdar", block=None)
@@ -115,6 +124,11 @@ def test_a_block_is_asked_for_and_refused_where_there_is_none(folders: dict[str,
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "use_sliding_window": True}))
     with pytest.raises(ValueError, match="use_sliding_window is True, and SDAR is known with False only"):
+        load_masked_model(str(folder), block=4)
+    folder = llada2_folder(tmp_path / "another")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "use_qk_norm": False}))
+    with pytest.raises(ValueError, match="this LLaDA 2 cannot be loaded: use_qk_norm is False, and LLaDA 2 is known"):
         load_masked_model(str(folder), block=4)
 
 
@@ -131,7 +145,11 @@ RECIPES = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("recipe", "kind"), [*((recipe, "sdar") for recipe in RECIPES), ("masked", "sdar_moe"), ("trace_rl", "sdar_moe")]
+    ("recipe", "kind"),
+    [
+        *((recipe, "sdar") for recipe in RECIPES),
+        *((recipe, kind) for recipe in ("masked", "trace_rl") for kind in KINDS[1:]),
+    ],
 )
 def test_a_run_ends_with_weights_that_load(
     recipe: str, kind: str, folders: dict[str, Path], prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
