@@ -17,6 +17,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, eager_attenti
 
 from .bidirectional import padding_bias
 from .published_settings import other_settings
+from .rotations import Rotation, rotated, rotation
 
 # What the published weights have. The published configuration has further keys that choose among layers, and none of
 # the published models uses the other choices.
@@ -121,14 +122,14 @@ class LLaDALlamaBlock(nn.Module):
         self.up_proj = nn.Linear(width, config.inner, bias=bias)
         self.ff_out = nn.Linear(config.inner, width, bias=bias)
 
-    def forward(self, x: Tensor, mask: Tensor | None, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None, turn: Rotation) -> Tensor:
         """One block: x is [N, W, D]."""
         seen = self.attn_norm(x)
         query, key, value = (
             layer(seen).unflatten(-1, (-1, self.head)).transpose(1, 2)
             for layer in (self.q_proj, self.k_proj, self.v_proj)
         )
-        query, key = self._rotated(query, rotation), self._rotated(key, rotation)
+        query, key = self._rotated(query, turn), self._rotated(key, turn)
         implementation = self.config._attn_implementation
         attend = eager_attention_forward if implementation == "eager" else ALL_ATTENTION_FUNCTIONS[implementation]
         found = attend(self, query, key, value, mask, scaling=self.head**-0.5, dropout=0.0)[0]
@@ -136,12 +137,11 @@ class LLaDALlamaBlock(nn.Module):
         seen = self.ff_norm(x)
         return x + self.ff_out(nn.functional.silu(self.ff_proj(seen)) * self.up_proj(seen))
 
-    def _rotated(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-        """Heads [N, H, W, K] turned by their positions (RoFormer, arXiv 2104.09864)."""
+    def _rotated(self, x: Tensor, turn: Rotation) -> Tensor:
+        """Heads [N, H, W, K] turned by their positions."""
         wide = x.float() if self.config.rope_full_precision else x
-        cosine, sine = (part.to(wide.dtype) for part in rotation)
-        first, second = wide.chunk(2, dim=-1)
-        return (wide * cosine + torch.cat((-second, first), dim=-1) * sine).to(x.dtype)
+        cosine, sine = turn
+        return rotated(wide, (cosine.to(wide.dtype), sine.to(wide.dtype))).to(x.dtype)
 
 
 class LLaDAModel(nn.Module):
@@ -206,22 +206,15 @@ class LLaDAModelLM(PreTrainedModel):
         parts = self.model.transformer
         x = parts["wte"](input_ids)
         mask = padding_bias(attention_mask, x.dtype, self.config._attn_implementation)
-        rotation = self._rotation(input_ids)
+        tokens = torch.arange(input_ids.shape[1], device=input_ids.device)
+        turn = rotation(tokens, self.config.d_model // self.config.n_heads, self.config.rope_theta)
         for block in parts["blocks"]:
-            x = block(x, mask, rotation)
+            x = block(x, mask, turn)
         if places is not None:
             x = x.gather(1, places[..., None].expand(-1, -1, x.shape[-1]))
         x = parts["ln_f"](x)
         logits = nn.functional.linear(x, parts["wte"].weight) if self.config.weight_tying else parts["ff_out"](x)
         return MaskedLMOutput(logits=logits)
-
-    def _rotation(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosine and sine [W, K] of the angles of each position, float32."""
-        head = self.config.d_model // self.config.n_heads
-        rates = 1.0 / self.config.rope_theta ** (torch.arange(0, head, 2, device=ids.device, dtype=torch.float) / head)
-        angles = torch.outer(torch.arange(ids.shape[1], device=ids.device, dtype=torch.float), rates)
-        angles = torch.cat((angles, angles), dim=-1)
-        return angles.cos(), angles.sin()
 
 
 class MMadaModelLM(LLaDAModelLM):

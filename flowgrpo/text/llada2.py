@@ -20,9 +20,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeForCausalLM
 
 from .block_models import WritesBlocks
 from .converted_experts import experts_of, same_conversion
-
-Rotation = tuple[Tensor, Tensor]
-"""Cosine and sine [N, W, R] of the angles of each position."""
+from .rotations import Rotation, rotated, rotation
 
 
 class LLaDA2MoeConfig(PretrainedConfig):
@@ -94,25 +92,17 @@ class LLaDA2MoeAttention(nn.Module):
         self.key_layernorm = LlamaRMSNorm(config.head_dim, eps=config.rms_norm_eps)
         self.dense = nn.Linear(wide, config.hidden_size, bias=config.use_bias)
 
-    def forward(self, x: Tensor, mask: Tensor, rotation: Rotation, cache: Any) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor, turn: Rotation, cache: Any) -> Tensor:
         """[N, W, D]; the cache gets the keys and values."""
         both = self.query_key_value(x).unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2)
         query, key, value = both.split(self.heads, dim=1)
-        query, key = _rotated(self.query_layernorm(query), rotation), _rotated(self.key_layernorm(key), rotation)
+        query, key = rotated(self.query_layernorm(query), turn), rotated(self.key_layernorm(key), turn)
         if cache is not None:
             key, value = cache.update(key, value, self.layer)
         implementation = self.config._attn_implementation
         attend = eager_attention_forward if implementation == "eager" else ALL_ATTENTION_FUNCTIONS[implementation]
         found = attend(self, query, key, value, mask, scaling=self.config.head_dim**-0.5, dropout=0.0)[0]
         return self.dense(found.flatten(2))  # type: ignore[no-any-return]
-
-
-def _rotated(x: Tensor, rotation: Rotation) -> Tensor:
-    """Heads [N, H, W, K], of which the first R numbers are turned by their positions (RoFormer, arXiv 2104.09864)."""
-    cosine, sine = (part[:, None] for part in rotation)
-    turned, rest = x[..., : cosine.shape[-1]], x[..., cosine.shape[-1] :]
-    first, second = turned.chunk(2, dim=-1)
-    return torch.cat([turned * cosine + torch.cat((-second, first), dim=-1) * sine, rest], dim=-1)
 
 
 class LLaDA2MoeGate(nn.Module):
@@ -170,9 +160,9 @@ class LLaDA2MoeDecoderLayer(nn.Module):
         self.input_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
-    def forward(self, x: Tensor, mask: Tensor, rotation: Rotation, cache: Any = None) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor, turn: Rotation, cache: Any = None) -> Tensor:
         """[N, W, D]."""
-        x = x + self.attention(self.input_layernorm(x), mask, rotation, cache)
+        x = x + self.attention(self.input_layernorm(x), mask, turn, cache)
         return x + self.mlp(self.post_attention_layernorm(x))  # type: ignore[no-any-return]
 
 
@@ -205,17 +195,13 @@ class LLaDA2MoeModel(nn.Module):
         """
         cache = (past_key_values or DynamicCache()) if use_cache else None
         x = self.word_embeddings(input_ids)
-        rotation = self._rotation(position_ids, x.dtype)
+        size = int(self.config.head_dim * self.config.partial_rotary_factor)
+        cosine, sine = rotation(position_ids, size, self.config.rope_theta)
+        # All heads turn alike.
+        turn = (cosine[:, None].to(x.dtype), sine[:, None].to(x.dtype))
         for layer in self.layers:
-            x = layer(x, attention_mask, rotation, cache)
+            x = layer(x, attention_mask, turn, cache)
         return BaseModelOutputWithPast(last_hidden_state=self.norm(x), past_key_values=cache)
-
-    def _rotation(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
-        turned = int(self.config.head_dim * self.config.partial_rotary_factor)
-        places = torch.arange(0, turned, 2, device=positions.device, dtype=torch.float)
-        angles = positions[..., None] / self.config.rope_theta ** (places / turned)
-        angles = torch.cat((angles, angles), dim=-1)
-        return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
 class _PreTrained(PreTrainedModel):

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from flowgrpo.core.completion_blocks import seen_in_blocks
@@ -17,8 +16,8 @@ from flowgrpo.samplers.unmasking import MaskMoves, confidence, mask_levels
 from flowgrpo.text.llada2 import LLaDA2MoeConfig, LLaDA2MoeModelLM
 from flowgrpo.text.sdar import SDARConfig, SDARForCausalLM
 from tests.releases.asked_blocks import BLOCK, IDS, LLADA2, LLADA2_TEXTS, NOISED, PROMPT, SETTINGS, TEXTS
-from tests.releases.asked_models import LLADA, drawn_weight, masked_logits, sizes, with_drawn_weights
-from tests.releases.comparing import numbers
+from tests.releases.asked_models import LLADA, masked_logits, sizes, with_drawn_weights
+from tests.releases.comparing import numbers, with_released_names
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -43,17 +42,10 @@ def test_logits(attention: str) -> None:
 def test_logits_of_experts_in_groups(attention: str, tmp_path: Path) -> None:
     """Weights under the released names, in a file, give the released logits; and they are saved under these names."""
     released = numbers("llada2_logits")
-    weights = {name: drawn_weight(name, shape) for name, shape in released["weights"].items()}
-    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    LLaDA2MoeConfig(**LLADA2).save_pretrained(tmp_path)
-    model = LLaDA2MoeModelLM.from_pretrained(tmp_path, attn_implementation=attention).eval()
+    model = with_released_names(LLaDA2MoeModelLM, LLaDA2MoeConfig(**LLADA2), released["weights"], tmp_path, attention)
     number = torch.arange(len(PROMPT) + len(IDS))[None] // BLOCK
     found = model(torch.tensor([PROMPT + IDS]), seen_in_blocks(number)).logits
     torch.testing.assert_close(found, torch.tensor(released["logits"]), rtol=5e-6, atol=5e-6)
-    model.save_pretrained(tmp_path / "again")
-    again = load_file(tmp_path / "again" / "model.safetensors")
-    assert {name: list(weight.shape) for name, weight in again.items()} == released["weights"]
-    assert all(torch.equal(weight, weights[name]) for name, weight in again.items())
 
 
 def written(case: tuple[int, int, int, float | None, int | None]) -> tuple[list[int], int]:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from flowgrpo.samplers.plans import Plan, StepPlan
@@ -24,12 +23,11 @@ from tests.releases.asked_models import (
     LLADA,
     LLADA_MOE,
     PROMPT,
-    drawn_weight,
     masked_logits,
     sizes,
     with_drawn_weights,
 )  # fmt: skip
-from tests.releases.comparing import numbers
+from tests.releases.comparing import numbers, with_released_names
 
 
 @pytest.mark.parametrize(
@@ -53,15 +51,8 @@ def test_logits(name: str, made: Any, attention: str) -> None:
 def test_logits_of_experts(attention: str, tmp_path: Path) -> None:
     """Weights under the released names, in a file, give the released logits; and they are saved under these names."""
     released = numbers("llada_moe_logits")
-    weights = {name: drawn_weight(name, shape) for name, shape in released["weights"].items()}
-    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    LLaDAMoEConfig(**LLADA_MOE).save_pretrained(tmp_path)
-    model = LLaDAMoEModelLM.from_pretrained(tmp_path, attn_implementation=attention).eval()
+    model = with_released_names(LLaDAMoEModelLM, LLaDAMoEConfig(**LLADA_MOE), released["weights"], tmp_path, attention)
     torch.testing.assert_close(model(torch.tensor(IDS)).logits, torch.tensor(released["logits"]), rtol=5e-6, atol=5e-6)
-    model.save_pretrained(tmp_path / "again")
-    again = load_file(tmp_path / "again" / "model.safetensors")
-    assert {name: list(weight.shape) for name, weight in again.items()} == released["weights"]
-    assert all(torch.equal(weight, weights[name]) for name, weight in again.items())
 
 
 def test_texts_in_blocks() -> None:

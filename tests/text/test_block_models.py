@@ -17,10 +17,12 @@ from flowgrpo.core.token_penalties import kl_old
 from flowgrpo.inference.text_inference import open_weights, recipe_of, task_of
 from flowgrpo.samplers.plans import branch_plan, window_plan
 from flowgrpo.samplers.rollout import RolloutRunner
+from flowgrpo.samplers.transitions import Velocity
 from flowgrpo.samplers.unmasking import MaskMoves, confidence, mask_levels, unmask_kernel
 from flowgrpo.text.finished_blocks import FinishedBlocks
 from flowgrpo.text.masked_model import MaskedLanguageModel, load_masked_model
 from flowgrpo.training.masked.masked_objective import MaskedObjective
+from flowgrpo.training.masked.masked_policy import MaskedPolicy
 from flowgrpo.training.masked.masked_task import MaskedTask
 from flowgrpo.training.session import start
 from flowgrpo.training.trainer import Trainer
@@ -316,20 +318,32 @@ def soon_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MaskedLanguageModel, "ends", tuple(range(10, 36)))
 
 
+def with_and_without_a_cache(folder: Path, prompts: Path, run: Path) -> tuple[MaskedPolicy, Velocity]:
+    """A policy of uneven completions, and its logits after two prompts, which are the same with a cache and without."""
+    trainer = trainer_of(folder, prompts, run, "trace_rl", *UNEVEN)
+    assert isinstance(trainer.task, MaskedTask)
+    policy, texts = trainer.task.policy, ["say 7", "from one to nine and back"]
+    for text in texts:
+        policy.frame(text)
+    cached, plain = policy.logits_of(texts, cached=True), policy.logits_of(texts)
+
+    def compared(x: Tensor, i: int, rows: Any) -> Tensor:
+        found, wanted = cached(x, i, rows), plain(x, i, rows)
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+        return wanted
+
+    return policy, compared
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("soon_ended")
 @pytest.mark.parametrize("batch", [3, 8])
 def test_rows_of_a_cache_may_be_at_different_blocks_and_leave_it(
     batch: int, folders: dict[str, Path], prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = trainer_of(folders["sdar"], prompts, tmp_path / "run", "trace_rl", *UNEVEN)
-    assert isinstance(trainer.task, MaskedTask)
-    policy, texts = trainer.task.policy, ["say 7", "from one to nine and back"]
-    for text in texts:
-        policy.frame(text)
+    policy, compared = with_and_without_a_cache(folders["sdar"], prompts, tmp_path / "run")
     steps = tuple(range(24))
     plan = window_plan(mask_levels(24, 24, block=4), steps, unmask_kernel(1.0), samples=9, stochastic=steps)
-    cached, plain = policy.logits_of(texts, cached=True), policy.logits_of(texts)
     model, slots = policy.language.model, list[int]()
     call = model.with_past
 
@@ -341,11 +355,9 @@ def test_rows_of_a_cache_may_be_at_different_blocks_and_leave_it(
     places = set[int]()
 
     def logits(x: Tensor, i: int, rows: Any) -> Tensor:
-        found, wanted = cached(x, i, rows), plain(x, i, rows)
-        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
         going = x[policy.moves.going(x)]
         places.add(len(((going == policy.moves.mask).int().argmax(1) // 4).unique()))
-        return wanted
+        return compared(x, i, rows)
 
     with torch.no_grad():
         rollout = RolloutRunner(logits, plan, moves=policy.moves, batch=batch).run([1, 2])
@@ -363,21 +375,10 @@ def test_rows_of_a_cache_may_be_at_different_blocks_and_leave_it(
 def test_states_of_a_tree_go_on_from_the_cache_of_their_parents(
     batch: int, folders: dict[str, Path], prompts: Path, tmp_path: Path
 ) -> None:
-    trainer = trainer_of(folders["sdar"], prompts, tmp_path / "run", "trace_rl", *UNEVEN)
-    assert isinstance(trainer.task, MaskedTask)
-    policy, texts = trainer.task.policy, ["say 7", "from one to nine and back"]
-    for text in texts:
-        policy.frame(text)
+    policy, compared = with_and_without_a_cache(folders["sdar"], prompts, tmp_path / "run")
     plan = branch_plan(mask_levels(24, 24, block=4), [3, 9, 15], unmask_kernel(1.0), width=3)
-    cached, plain = policy.logits_of(texts, cached=True), policy.logits_of(texts)
-
-    def logits(x: Tensor, i: int, rows: Any) -> Tensor:
-        found, wanted = cached(x, i, rows), plain(x, i, rows)
-        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
-        return wanted
-
     with torch.no_grad():
-        rollout = RolloutRunner(logits, plan, moves=policy.moves, batch=batch).run([1, 2])
+        rollout = RolloutRunner(compared, plan, moves=policy.moves, batch=batch).run([1, 2])
     assert len(rollout.leaf) == 2 * 27
 
 
