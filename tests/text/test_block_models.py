@@ -451,6 +451,22 @@ def test_only_scored_tokens_have_logits_and_rows_end_with_the_last_of_them(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("soon_ended")
+def test_texts_say_how_many_steps_wrote_how_many_tokens(
+    folders: dict[str, Path], prompts: Path, tmp_path: Path
+) -> None:
+    trainer = trainer_of(folders["sdar"], prompts, tmp_path / "run", "trace_rl", *UNEVEN)
+    experience = trainer.collect(0)[1]
+    mask = load_masked_model(str(folders["sdar"]), block=4).mask
+    written, taken = (experience.rollout.x != mask).sum(1), [len(one["steps"]) for one in experience.origins()]
+    assert experience.described() == [
+        f"{tokens} tokens in {steps} step{'s' if steps > 1 else ''}" for tokens, steps in zip(written.tolist(), taken)
+    ]
+    assert len(set(taken)) > 1
+    assert all(steps[-1] == text for steps, text in zip((o["steps"] for o in experience.origins()), experience.samples))
+
+
+@pytest.mark.slow
 def test_a_run_with_a_cache_is_nearly_the_run_without(folders: dict[str, Path], prompts: Path, tmp_path: Path) -> None:
     rewards = []
     for name, more in (("plain", ()), ("cached", ("rollout.cache=true",))):

@@ -37,14 +37,23 @@ class UnmaskedTexts(Experience):
     decode: Callable[[Sequence[int]], str] = str
 
     def described(self) -> list[str]:
-        """[L] how each text was made, in words."""
-        return [f"{self.rollout.x.shape[1]} tokens in {self.plan.num_steps} steps"] * len(self.samples)
+        """[L] how each text was made, in words: the tokens and the steps that were taken."""
+        revealed, parent, node = self._revealed, self.rollout.parent, self.rollout.leaf
+        tokens, steps = torch.zeros_like(node), torch.zeros_like(node)
+        # All leaves go up at once; a root has revealed nothing, and stays where it is.
+        while bool((parent[node] >= 0).any()):
+            tokens, steps = tokens + revealed[node], steps + (revealed[node] > 0)
+            node = torch.where(parent[node] >= 0, parent[node], node)
+        return [
+            f"{count} tokens in {taken} step{'s' if taken > 1 else ''}"
+            for count, taken in zip(tokens.tolist(), steps.tolist())
+        ]
 
     def origins(self) -> list[dict[str, Any]]:
         """For each of L texts: `path`, as for images, and `steps`, the text after each step that revealed something."""
         parents, states = self.rollout.parent.tolist(), self.rollout.states
         assert states is not None
-        moved = (states != states[self.rollout.parent.clamp(min=0).to(states.device)]).any(1).tolist()
+        revealed = self._revealed.tolist()
         shown: dict[int, str] = {}
         found = []
         for node, origin in zip(self.rollout.leaf.tolist(), super().origins()):
@@ -52,11 +61,20 @@ class UnmaskedTexts(Experience):
             while (parent := parents[node]) >= 0:
                 if node not in shown:
                     shown[node] = self.decode(states[node].tolist())
-                if moved[node]:
+                if revealed[node]:
                     steps.append(shown[node])
                 node = parent
             found.append({"path": origin["path"], "steps": steps[::-1]})
         return found
+
+    @property
+    def _revealed(self) -> Tensor:
+        """[N] how many tokens the step to each node revealed, in host memory; 0 for a root."""
+        states = self.rollout.states
+        assert states is not None
+        before = states[self.rollout.parent.clamp(min=0).to(states.device)]
+        changed = (states != before).sum(1).cpu()
+        return changed.masked_fill(self.rollout.parent < 0, 0)
 
 
 @dataclass(frozen=True)
