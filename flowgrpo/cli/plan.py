@@ -153,7 +153,7 @@ def _print_findings(checked: Checked, seen: tuple[str, list[PromptRow]] | None) 
 
 
 def _print_counts(recipe: Recipe | MaskedRecipe) -> None:
-    from ..training.planning import budget_line, clip_bounds, forecast, nfe_of, search_line
+    from ..training.planning import budget_line, clip_bounds, ends_early, forecast, nfe_of, search_line
 
     expected, noun = forecast(recipe), "completion" if recipe.task == "masked" else "image"
     say(
@@ -174,10 +174,13 @@ def _print_counts(recipe: Recipe | MaskedRecipe) -> None:
         say(f"clip: {f'±{nats:g} nats per latent' if nats is not None else f'{high:g} on the mean-reduced ratio'}")
     _print_windows(recipe, expected)
     nfe = nfe_of(recipe, expected)
+    what = "model for a completion" if noun == "completion" else "denoiser for an image"
     say(
-        f"evaluations of the denoiser for an image (NFE of the old policy, of θ): ({nfe.old:.3g}, {nfe.theta:.3g}), "
+        f"evaluations of the {what} (NFE of the old policy, of θ): ({nfe.old:.3g}, {nfe.theta:.3g}), "
         f"with shared states ({nfe.old_shared:.3g}, {nfe.theta_shared:.3g})"
     )
+    if ends_early(recipe):
+        say("these are the most: a completion that is finished before its last step is not evaluated again")
     if (line := search_line(recipe)) is not None:
         say(f"trained edges: {line}")
     for warning in expected.warnings:

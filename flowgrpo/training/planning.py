@@ -193,6 +193,13 @@ def nfe_of(recipe: Planned, expected: Forecast) -> Nfe:
     return Nfe(total("walked") / images, theta, total("evaluations") / images, shared)
 
 
+def ends_early(recipe: AnyRecipe) -> bool:
+    """Whether completions of a masked model may be finished before the last step."""
+    if not isinstance(recipe, MaskedRecipe):
+        return False
+    return recipe.generation.stop_at_end or recipe.sampler.order.get("threshold") is not None
+
+
 def passes_of(recipe: MaskedRecipe, draw: int = 0) -> Passes:
     """The passes with which a recipe's likelihood scores a completion that is written from left to right.
 

@@ -128,6 +128,15 @@ def test_a_recipe_of_a_masked_model_has_an_estimate_of_memory() -> None:
         plan("masked", "--gpu", "h100", "--sharding", "zero2")
 
 
+def test_the_plan_of_a_masked_model_says_if_completions_may_be_finished_early() -> None:
+    early = "these are the most: a completion that is finished before its last step is not evaluated again\n"
+    assert "evaluations of the model for a completion" in plan("masked")
+    assert early not in plan("masked")
+    assert early not in plan("mixgrpo_flash_guard", *SMALL)
+    for word in ("sampler.order.threshold=0.9", "generation.stop_at_end=true"):
+        assert early in plan("masked", word)
+
+
 def test_a_recipe_of_text_has_an_estimate_of_memory() -> None:
     output = plan("text", "--gpu", "4090", "--gpus", "2")
     assert "estimate of memory for 2 × RTX 4090, from shapes alone" in output
