@@ -127,7 +127,7 @@ class FinishedBlocks:
         return kept
 
     def _chosen(self, frames: tuple[Frame, ...], x: Tensor, starts: Tensor) -> _Kept | None:
-        """Earlier states among those of another batch: some of its states have ended, or have children."""
+        """Earlier states out of another batch, whose states have ended in part, or have children."""
         for entry in reversed(self._kept):
             rows = entry.rows_for(frames, x, starts)
             if rows is not None:

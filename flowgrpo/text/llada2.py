@@ -106,7 +106,7 @@ class LLaDA2MoeAttention(nn.Module):
 
 
 class LLaDA2MoeGate(nn.Module):
-    """Chooses experts: the best groups by their two best experts, then the best experts of these groups."""
+    """Chooses experts. The two best experts of each group decide between groups; then the best experts are chosen."""
 
     expert_bias: Tensor
 

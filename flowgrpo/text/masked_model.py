@@ -114,7 +114,7 @@ class MaskedLanguageModel:
         """
         if self.block is not None:
             places = open_block(x == self.mask, self.block)
-            # A tensor on `meta`, of which estimates of memory are made, has no numbers.
+            # An estimate of memory is made on `meta`, where a tensor has no numbers.
             end = x.shape[1] if x.is_meta else int(places.max()) + 1
             return self._in_blocks(frames, [x[:, :end]], places)
         return self._whole(frames, x, torch.arange(x.shape[1], device=x.device).expand_as(x))
