@@ -8,12 +8,12 @@ published code.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, eager_attention_forward
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeForCausalLM, Qwen3MoeMLP
@@ -94,8 +94,8 @@ class LLaDA2MoeAttention(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor, turn: Rotation, cache: Any) -> Tensor:
         """[N, W, D]; the cache gets the keys and values."""
-        both = self.query_key_value(x).unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2)
-        query, key, value = both.split(self.heads, dim=1)
+        joined = self.query_key_value(x).unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2)
+        query, key, value = joined.split(self.heads, dim=1)
         query, key = rotated(self.query_layernorm(query), turn), rotated(self.key_layernorm(key), turn)
         if cache is not None:
             key, value = cache.update(key, value, self.layer)
@@ -166,6 +166,19 @@ class LLaDA2MoeDecoderLayer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))  # type: ignore[no-any-return]
 
 
+@dataclass(frozen=True)
+class States:
+    """What the layers give.
+
+    Attributes:
+        last_hidden_state: [N, W, D].
+        cache: keys and values of all tokens; None if they are not kept.
+    """
+
+    last_hidden_state: Tensor
+    cache: Any
+
+
 class LLaDA2MoeModel(nn.Module):
     """The embeddings and the layers."""
 
@@ -182,8 +195,8 @@ class LLaDA2MoeModel(nn.Module):
         attention_mask: Tensor,
         position_ids: Tensor,
         use_cache: bool = False,
-        past_key_values: Any = None,
-    ) -> BaseModelOutputWithPast:
+        cache: Any = None,
+    ) -> States:
         """The states of N rows of W tokens, and the cache.
 
         Args:
@@ -191,9 +204,9 @@ class LLaDA2MoeModel(nn.Module):
             attention_mask: [N, 1, W, P + W], which is added to the scores of attention.
             position_ids: [N, W] place of each token in its text.
             use_cache: whether keys and values are kept.
-            past_key_values: keys and values of P tokens before these.
+            cache: keys and values of P tokens before these.
         """
-        cache = (past_key_values or DynamicCache()) if use_cache else None
+        cache = DynamicCache() if use_cache and cache is None else cache
         x = self.word_embeddings(input_ids)
         size = int(self.config.head_dim * self.config.partial_rotary_factor)
         cosine, sine = rotation(position_ids, size, self.config.rope_theta)
@@ -201,7 +214,7 @@ class LLaDA2MoeModel(nn.Module):
         turn = (cosine[:, None].to(x.dtype), sine[:, None].to(x.dtype))
         for layer in self.layers:
             x = layer(x, attention_mask, turn, cache)
-        return BaseModelOutputWithPast(last_hidden_state=self.norm(x), past_key_values=cache)
+        return States(self.norm(x), cache)
 
 
 class _PreTrained(PreTrainedModel):
