@@ -267,6 +267,40 @@ def test_metrics_that_are_gone_are_missed(finished: Path, kept: list[int] | None
     assert len(heard.notes) == (1 if said else 0)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("drop", "said"), [(None, "is missing"), (1, "lacks 1 of them"), (0, None)], ids=["gone", "cut", "whole"]
+)
+def test_samples_that_are_gone_are_missed(finished: Path, drop: int | None, said: str | None) -> None:
+    index = finished / "samples" / "index.jsonl"
+    newest = int(RunFolder.open(finished).list_checkpoints()[-1].name.removeprefix("iter-"))
+    lines = index.read_text().splitlines(keepends=True)
+    before = [line for line in lines if json.loads(line)["iteration"] < newest]
+    assert len(before) < len(lines)  # the last evaluation is made again, and is not missed
+    if drop is None:
+        index.unlink()
+    else:
+        index.write_text("".join(before[drop:]), encoding="utf-8")
+    heard = resumed(finished)
+    assert [f"{len(before)} samples were saved" in note and said in note for note in heard.notes if said] == (
+        [True] if said else []
+    )
+    assert len(heard.notes) == (1 if said else 0)
+    again = index.read_text().splitlines(keepends=True)
+    assert again == lines[len(before) if drop is None else drop :]
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_an_older_version_says_nothing_of_samples(finished: Path) -> None:
+    newest = RunFolder.open(finished).list_checkpoints()[-1]
+    (newest / "samples.json").unlink()
+    state = json.loads((newest / "state.json").read_text())
+    del state["files"]["samples.json"]
+    (newest / "state.json").write_text(json.dumps(state), encoding="utf-8")
+    (finished / "samples" / "index.jsonl").unlink()
+    assert resumed(finished).notes == []
+
+
 def test_the_recipe_of_a_checkpoint_that_multiplies_is_refused(checkpoint: Path) -> None:
     """A plain reader of YAML would walk through 9^8 entries, or through a list within itself for ever."""
     rows = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1]"]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     # This imports the libraries of models, and a recipe is read without them.
     from ...weights.trained import TrainedWeights
 
-WEIGHTS, RECIPE, STATE = "trained.safetensors", "config.yaml", "state.json"
+WEIGHTS, RECIPE, STATE, SAMPLES = "trained.safetensors", "config.yaml", "state.json", "samples.json"
 LAST = 10_000_000
 """Largest number of iterations that a recipe allows. A larger number would be counted up to, one by one."""
 _BLOCK = 2**22
@@ -119,11 +119,17 @@ class DamagedCheckpoint(ValueError):
 
 
 def write_checkpoint(
-    folder: Path, iteration: int, weights: TrainedWeights | Gathered, parts: Mapping[str, Written], recipe: str = ""
+    folder: Path,
+    iteration: int,
+    weights: TrainedWeights | Gathered,
+    parts: Mapping[str, Written],
+    recipe: str = "",
+    samples: int | None = None,
 ) -> None:
     """Fill an empty folder with the state before `iteration`: the weights, a file for each part, and the recipe.
 
-    The file of a part called `FOLDER/NAME` is in the subfolder FOLDER.
+    The file of a part called `FOLDER/NAME` is in the subfolder FOLDER. `samples` is the number of samples that the run
+    has saved before `iteration`; a resume compares it with the index.
 
     Raises:
         OSError: a file could not be written; the error names the file.
@@ -143,6 +149,8 @@ def write_checkpoint(
             torch.save(state, handle)
     with writing(folder / RECIPE, needed):
         write_text(folder / RECIPE, recipe)
+        if samples is not None:
+            write_text(folder / SAMPLES, json.dumps({"saved": samples}) + "\n")
         files = {_name(folder, file): _measured(file) for file in sorted(folder.rglob("*")) if file.is_file()}
         write_text(folder / STATE, json.dumps({"iteration": iteration, "files": files}, indent=1) + "\n")
 
@@ -196,6 +204,15 @@ def verify_checkpoint(folder: Path) -> None:
             raise DamagedCheckpoint(f"{file} cannot be read ({error.strerror})") from None
         if found["crc32"] != crc:
             raise DamagedCheckpoint(f"{file} is not what was written (its checksum differs)")
+
+
+def samples_before(folder: Path) -> int | None:
+    """The number of samples that a run had saved when a checkpoint was written; None if the checkpoint is older.
+
+    Call `verify_checkpoint` first.
+    """
+    file = folder / SAMPLES
+    return int(parse_json(file.read_text(encoding="utf-8"))["saved"]) if file.is_file() else None
 
 
 def _measured(file: Path) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from .checkpoint import (
     write_checkpoint,
 )  # fmt: skip
 from .files import writing
-from .resuming import differences, gaps, newest_whole
+from .resuming import differences, gaps, lost_samples, newest_whole
 from .run_folder import RunFolder
 
 SHARE = 20
@@ -104,7 +104,7 @@ class Keeper:
             return None
         iteration = int(checkpoint.name.removeprefix("iter-"))
         changed = [*differences(checkpoint, self._text), *schedule_notes(checkpoint / RECIPE, self.recipe, iteration)]
-        for sentence in (*changed, *gaps(self.run, iteration)):
+        for sentence in (*changed, *gaps(self.run, iteration), *lost_samples(self.run, checkpoint, iteration)):
             self.reporter.note(sentence)
         return iteration
 
@@ -195,7 +195,14 @@ class Keeper:
             weights = Gathered(self.weights)
             parts = {name: part if name == "optimizer" else Gathered(part) for name, part in parts.items()}
         if self.accelerator.is_main_process:
-            fill = partial(write_checkpoint, iteration=iteration, weights=weights, parts=parts, recipe=self._text)
+            fill = partial(
+                write_checkpoint,
+                iteration=iteration,
+                weights=weights,
+                parts=parts,
+                recipe=self._text,
+                samples=self.run.count_samples(iteration),
+            )
             self.run.save_checkpoint(iteration, fill, self.settings.keep)
         self.accelerator.wait_for_everyone()
         self._saved, self._last = iteration, self._clock()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...configs.yaml_text import parse_yaml, read_text
-from .checkpoint import RECIPE, DamagedCheckpoint, verify_checkpoint
+from .checkpoint import RECIPE, DamagedCheckpoint, samples_before, verify_checkpoint
 from .leftovers import DAMAGED
 from .run_folder import RunFolder
 
@@ -80,6 +80,17 @@ def gaps(run: RunFolder, iteration: int) -> Iterator[str]:
         yield (
             f"{iteration} iterations are done, and {run.metrics} {state} ({_numbers(lost)}); the weights come from the "
             "checkpoint, and new lines are added, but lost lines stay lost"
+        )
+
+
+def lost_samples(run: RunFolder, checkpoint: Path, iteration: int) -> Iterator[str]:
+    """A sentence on the samples from before the checkpoint that the index lacks; nothing if the index is complete."""
+    saved, there = samples_before(checkpoint), run.count_samples(iteration)
+    if saved is not None and there < saved:
+        state = f"lacks {saved - there} of them" if run.index.exists() else "is missing"
+        yield (
+            f"{saved} samples were saved before {checkpoint.name}, and {run.index} {state}; new lines are added, but "
+            "lost lines stay lost, and the gallery does not show their samples"
         )
 
 

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
@@ -61,6 +62,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.notes: list[str] = []
         """Sentences that a person must read before the run goes on."""
+        self._saved: Counter[int] | None = None
         self._claim: weakref.finalize[..., RunFolder] | None = None
         self._made = False
 
@@ -165,6 +167,12 @@ class RunFolder:
         """The lines of the index of samples that can be read, oldest first."""
         return [record for _, record in read_lines(self.index)[0]] if self.index.exists() else []
 
+    def count_samples(self, iteration: int) -> int:
+        """Number of samples in the index that are from before an iteration."""
+        if self._saved is None:
+            self._saved = Counter(record["iteration"] for record in self.read_index())
+        return sum(number for made, number in self._saved.items() if made < iteration)
+
     def rewind(self, iteration: int) -> None:
         """Drop everything that was written at or after `iteration`, so that these iterations can be done again.
 
@@ -184,6 +192,7 @@ class RunFolder:
                 )
             kept = [line for line, record in records if record["iteration"] < iteration]
             write_text(file, "".join(f"{line}\n" for line in kept))
+        self._saved = None
 
     def save_samples(
         self, phase: str, iteration: int, samples: Tensor | list[str], records: Iterable[Mapping[str, Any]]
@@ -220,7 +229,10 @@ class RunFolder:
 
     def index_samples(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """Append lines to the index of samples."""
-        append_lines(self.index, lines)
+        new = list(lines)
+        append_lines(self.index, new)
+        if self._saved is not None:
+            self._saved.update(line["iteration"] for line in new)
 
     def save_checkpoint(self, iteration: int, write: Callable[[Path], None], keep: int) -> Path:
         """Write a checkpoint folder under a temporary name, rename it, and drop the oldest beyond `keep`.
