@@ -13,6 +13,7 @@ from string import Template
 
 from ..parts.plugins import nearest
 from ..rewards.registry import available
+from ..training.folder.files import writing
 
 _NAME = re.compile(r"[A-Za-z]([A-Za-z0-9_]*[A-Za-z0-9])?")
 FILES = {
@@ -56,6 +57,7 @@ def new_package(name: str, out: Path | None = None, task: str = "images") -> lis
 
     Raises:
         ValueError: the name cannot be used, the task is unknown, or the folder is not empty.
+        OSError: a file could not be written. No file is left.
     """
     check_name(name)
     if task not in ("images", "text"):
@@ -80,18 +82,21 @@ def new_package(name: str, out: Path | None = None, task: str = "images") -> lis
     partial = final.with_name(f".{final.name}.{os.getpid()}.tmp")
     shutil.rmtree(partial, ignore_errors=True)
     paths = []
-    for target, template in FILES.items():
-        path = Path(Template(target).substitute(words))
-        text = (source / Template(template).substitute(words)).read_text(encoding="utf-8")
-        (partial / path).parent.mkdir(parents=True, exist_ok=True)
-        (partial / path).write_text(Template(text).substitute(words), encoding="utf-8")
-        paths.append(folder / path)
-    if folder.exists():
-        for child in partial.iterdir():
-            os.replace(child, folder / child.name)
-        partial.rmdir()
-    else:
-        os.replace(partial, folder)
+    try:
+        for target, template in FILES.items():
+            path = Path(Template(target).substitute(words))
+            text = (source / Template(template).substitute(words)).read_text(encoding="utf-8")
+            with writing(folder / path):
+                (partial / path).parent.mkdir(parents=True, exist_ok=True)
+                (partial / path).write_text(Template(text).substitute(words), encoding="utf-8")
+            paths.append(folder / path)
+        if folder.exists():
+            for child in partial.iterdir():
+                os.replace(child, folder / child.name)
+        else:
+            os.replace(partial, folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
     return paths
 
 

@@ -1,5 +1,6 @@
 """A new package: what is written, what is refused, and that it installs and works."""
 
+import errno
 import os
 import re
 import shlex
@@ -11,6 +12,7 @@ import pytest
 
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.kit.package import new_package
+from flowgrpo.training.folder.files import NoRoom
 
 
 def python(*words: str, path: Path, cwd: Path) -> str:
@@ -95,3 +97,24 @@ def test_nothing_is_overwritten(tmp_path: Path):
     assert (tmp_path / "empty" / "pyproject.toml").is_file()
     with pytest.raises(ValueError, match="task"):
         new_package("glow", tmp_path / "other", "video")
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_full_disk_leaves_no_file_and_is_told_with_the_file(
+    exists: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    write = Path.write_text
+
+    def full(path: Path, *text: str, **how: str) -> int:
+        if path.name == "README.md":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(path, *text, **how)
+
+    if exists:
+        (tmp_path / "mine").mkdir()
+    before = set(tmp_path.rglob("*"))
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(NoRoom) as failed:
+        new_package("mine", tmp_path / "mine")
+    assert failed.value.filename == str(tmp_path / "mine" / "README.md")
+    assert set(tmp_path.rglob("*")) == before
