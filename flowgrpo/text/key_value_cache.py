@@ -65,7 +65,11 @@ def select_rows(cache: Any, rows: Tensor) -> None:
     """
     layers = _layers(cache)
     parts = [cache, *(layer for layer in layers if not _keeps_state(layer))]
-    if not all(map(_chooses, parts)):
+    # MiniMax keeps its states in a list of the cache, which takes no further tokens after rows were chosen.
+    beside = (
+        [name for name, kept in vars(cache).items() if isinstance(kept, list) and name != "layers"] if layers else []
+    )
+    if beside or not all(map(_chooses, parts)):
         names = sorted({type(part).__name__ for part in (cache, *layers)})
         raise ValueError(
             f"the model keeps its past in {' and '.join(names)}, whose rows cannot all be chosen; use another model, "

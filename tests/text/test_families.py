@@ -249,14 +249,22 @@ def test_states_do_not_grow_with_the_completions(tmp_path: Path) -> None:
     assert sizes[0] == sizes[1]
 
 
-@pytest.mark.skipif("deepseek_v4" not in CONFIG_MAPPING_NAMES, reason="this version of transformers has no DeepSeek V4")
-def test_a_cache_of_a_models_own_kind_is_refused_before_anything_is_sampled() -> None:
-    config = AutoConfig.for_model(
-        "deepseek_v4", **SIZES, moe_intermediate_size=32, num_attention_heads=4, n_routed_experts=4, head_dim=16,
-        qk_rope_head_dim=8, q_lora_rank=16, index_head_dim=16, index_n_heads=2, num_experts_per_tok=2,
-    )  # fmt: skip
+OWN_CACHES = {
+    "deepseek_v4": {
+        "moe_intermediate_size": 32, "num_attention_heads": 4, "n_routed_experts": 4, "head_dim": 16,
+        "qk_rope_head_dim": 8, "q_lora_rank": 16, "index_head_dim": 16, "index_n_heads": 2, "num_experts_per_tok": 2,
+    },
+    "minimax": {"layer_types": ["full_attention", "linear_attention"] * 2, "num_experts_per_tok": 2},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "cache"), [("deepseek_v4", "CSACache"), ("minimax", "MiniMaxCache")])
+def test_a_cache_of_a_models_own_kind_is_refused_before_anything_is_sampled(kind: str, cache: str) -> None:
+    if kind not in CONFIG_MAPPING_NAMES:
+        pytest.skip(f"this version of transformers has no {kind}")
+    config = AutoConfig.for_model(kind, **SIZES, **OWN_CACHES[kind])
     model = LanguageModel(
         AutoModelForCausalLM.from_config(config).eval(), SimpleNamespace(pad_token_id=1, eos_token_id=0)
     )
-    with pytest.raises(ValueError, match=r"the model keeps its past in .*CSACache.*, whose rows cannot all be chosen"):
+    with pytest.raises(ValueError, match=rf"the model keeps its past in .*{cache}.*, whose rows cannot all be chosen"):
         _ = model.keeps_states
