@@ -100,7 +100,8 @@ def _flowgrpo(reader: Reader, example: Example, words: list[str]) -> None:
 def _python(reader: Reader, example: Example, words: list[str]) -> None:
     """Run a script of the docs, which must write the same pages as in the repository.
 
-    A script that measures is made short. A script that `make docs` has run already is not run again.
+    A script that measures is made short and run once; a second time, only its options are checked. A script that
+    `make docs` has run already is not run again.
     """
     if words[1:3] == ["-m", "flowgrpo"]:
         return reader.run(example, words[3:])
@@ -118,6 +119,14 @@ def _python(reader: Reader, example: Example, words: list[str]) -> None:
         assert checkout.rewrites(*words)
     elif "chromium" in (ROOT / script).read_text(encoding="utf-8") and CHROMIUM is None:
         assert "no Chromium was found" in checkout.run(*words, *short, status=1)
+    elif not reader.first(script):
+        options, text = (
+            {word for word in words[2:] if word.startswith("--")},
+            (ROOT / script).read_text(encoding="utf-8"),
+        )
+        # A script may add several options in a loop over their names.
+        unknown = {each for each in options if f'"{each}"' not in text and f'"{each.removeprefix("--")}"' not in text}
+        assert not unknown, f"{script} has no option {', '.join(sorted(unknown))}"
     else:
         checkout.run(*words, *short)
     return None

@@ -13,7 +13,7 @@ import typer
 from flowgrpo.cli import app as cli
 from flowgrpo.training.model_paths import embedded_pipeline
 from tests.conftest import Command
-from tests.doc_commands_read import Example
+from tests.doc_commands_read import PAGES, Example, examples
 from tests.doc_commands_stock import Stock
 
 EMBEDDED = ("scenes", "arithmetic", "arithmetic:untrained")
@@ -51,7 +51,7 @@ class Reader:
         stock: models, runs and data that the reader has already.
         command: runs `flowgrpo`.
         patch: changes that are undone at the end of the page.
-        done: commands that any reader has run; an inline command is run only once.
+        done: what any reader has run; an inline command is run only once.
         rules: the rules, by the name of the command.
         names: variables of the programs that the page has shown so far.
     """
@@ -90,7 +90,7 @@ class Reader:
             assert self.command(*words)[0] == 0
             return
         text = " ".join(words)
-        if example.kind == "span" and text in self.done:
+        if example.kind == "span" and (text in self.done or _is_shown_with_more(example)):
             return
         self.done.add(text)
         rule = self.rules.get(path)
@@ -100,6 +100,13 @@ class Reader:
         small = rule(self, filled, example)
         if small is not None:
             (start or self.flowgrpo)(*path, *small)
+
+    def first(self, *name: str) -> bool:
+        """Whether no reader has run what has this name. Call it before the run."""
+        known = f"runs {' '.join(name)}"
+        found = known not in self.done
+        self.done.add(known)
+        return found
 
     def fill(self, path: Sequence[str], word: str) -> str:
         """The word with its placeholder replaced."""
@@ -125,6 +132,15 @@ class Reader:
         (self.home / place.parent).mkdir(parents=True, exist_ok=True)
         (self.home / place).symlink_to(embedded_pipeline(), target_is_directory=True)
         return word
+
+
+def _is_shown_with_more(span: Example) -> bool:
+    """Whether a block of commands on some page has the words of an inline command, and perhaps more words."""
+    return any(
+        other.kind == "command" and other.words[: len(span.words)] == span.words
+        for page in PAGES
+        for other in examples(page)
+    )
 
 
 def find_command(words: Sequence[str]) -> tuple[tuple[str, ...], Any]:

@@ -202,10 +202,16 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 def _cut_where_edges_are(recipe: Any, section: OptimizerConfig) -> list[str]:
     if section.cut != "edges":
         return []
-    if recipe.task == "text" or trained(recipe) != "steps":
+    if recipe.task == "text":
         return [
-            "optimizer.cut edges deals out the trained states of images, and nothing here trains them; use "
-            "optimizer.cut prompts, or objective transition"
+            "optimizer.cut edges deals out the trained states of a denoising, and a causal language model has none; "
+            "use optimizer.cut prompts"
+        ]
+    if trained(recipe) != "steps":
+        objective = "trajectory" if recipe.task == "masked" else "transition"
+        return [
+            "optimizer.cut edges deals out the trained states of a denoising, and nothing here trains them; use "
+            f"optimizer.cut prompts, or objective {objective}"
         ]
     return []
 

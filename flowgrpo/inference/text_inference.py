@@ -81,7 +81,7 @@ def recipe_of(model: str, overrides: Sequence[str] = (), *, masked: bool = False
         plain = [] if model == MASKED else ["model={}", written, "sampler.steps=8", "rollout.batch=64"]
         published = _as_published(model, [*plain, *overrides])
         # Objective `trajectory` of recipe `masked` does not go with a cache.
-        name = "trace_rl" if "rollout.cache=true" in published else "masked"
+        name = "trace_rl" if any(word.startswith("model.block=") for word in published) else "masked"
         recipe = load_recipe(name, [*plain, *published, *overrides])
     else:
         recipe = load_recipe("text", ["model={}", "generation={}", "evaluate.batch=64", *overrides])
@@ -103,7 +103,9 @@ def _as_published(model: str, words: Sequence[str]) -> list[str]:
         block = block_size(model, kind) if kind in BLOCK_TYPES else None
     if kind is None:
         return []
-    given = load_recipe("masked", [*words, "sampler.steps=1"])
+    # The number of tokens is read, whatever the other words say about steps and blocks.
+    own = [] if block is None else [f"model.block={block}"]
+    given = load_recipe("masked" if block is None else "trace_rl", [*words, *own, "sampler.steps=1"])
     assert isinstance(given, MaskedRecipe)
     tokens = given.generation.tokens
     if block is not None:

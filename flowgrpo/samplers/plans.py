@@ -177,6 +177,21 @@ class Plan:
         """The level to which a side branch at level `i` goes, as an index into `sigmas`."""
         return min(i + stride, self.num_steps) if stride else self.num_steps
 
+    def jumps(self) -> set[tuple[int, int]]:
+        """The moves of side branches that skip levels, from one index into `sigmas` to another."""
+        found: set[tuple[int, int]] = set()
+        ways: list[tuple[int, Strides]] = []
+        for i, (step, (_, side)) in enumerate(zip(self.steps, self._coefficients)):
+            if side is not None:
+                ways.append((i + 1, step.strides) if side.std > 0.0 else (i, step.completions))
+        while ways:
+            level, strides = ways.pop()
+            for stride, after in onward(strides) if level < self.num_steps else ():
+                following = self.next_level(level, stride)
+                found |= {(level, following)} if following > level + 1 else set()
+                ways.append((following, after))
+        return found
+
     def main_line_ends(self, i: int) -> bool:
         """Whether the main line ends before step `i`, because it makes no leaf and has no later branches."""
         return not self.main_leaf and not any(step.side for step in self.steps[i:])

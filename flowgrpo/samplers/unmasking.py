@@ -77,8 +77,12 @@ def blocks(chance: Tensor, uniform: Tensor | None, *, size: Count = 1, threshold
     """
     place = torch.arange(chance.shape[1], device=chance.device).expand_as(chance) // size
     first = place.masked_fill(chance == -torch.inf, chance.shape[1]).amin(1, keepdim=True)
-    # A probability is between 0 and 1, so it orders the positions of a block and never exceeds the next block.
-    return _with_sure(chance.exp().clamp(max=0.999) - place, chance.masked_fill(place > first, -torch.inf), threshold)
+    # Two stable sorts, because one number for block and probability would round either of them.
+    likely = chance.sort(dim=1, descending=True, stable=True).indices
+    order = likely.gather(1, place.gather(1, likely).sort(dim=1, stable=True).indices)
+    earlier = torch.arange(chance.shape[1], 0, -1, device=chance.device).expand_as(chance).to(chance)
+    priority = torch.empty_like(chance).scatter_(1, order, earlier)
+    return _with_sure(priority, chance.masked_fill(place > first, -torch.inf), threshold)
 
 
 def _with_sure(priority: Tensor, chance: Tensor, threshold: float | None) -> Tensor:
@@ -152,6 +156,27 @@ def _check_blocks(tokens: int, steps: int, counts: Sequence[int], block: int, ke
         raise ValueError(
             f"with {key}={steps}, a step would reveal tokens of two blocks, and the model writes one block of {block} "
             f"tokens after another (model.block); use schedule linear and one of {', '.join(map(str, whole))} steps"
+        )
+
+
+def check_within_block(tokens: int, block: int, sigma: float, sigma_next: float) -> None:
+    """Refuse a step between two levels that would reveal tokens of two blocks.
+
+    Args:
+        tokens: positions of a completion.
+        block: tokens of a block.
+        sigma: share of masked positions before the step.
+        sigma_next: the share after it.
+
+    Raises:
+        ValueError: the step does not stay within a block.
+    """
+    before, after = (tokens - round(level * tokens) for level in (sigma, sigma_next))
+    if before // block != (after - 1) // block:
+        raise ValueError(
+            f"a step goes from {before} to {after} tokens at once, and the model writes one block of {block} tokens "
+            "after another (model.block); use a sampler.plan whose steps follow each other, and no side branches that "
+            "skip steps"
         )
 
 
@@ -272,13 +297,7 @@ class MaskMoves:
     def _counts(self, masks: Tensor, sigma: float, sigma_next: float) -> Tensor:
         """[N] how many of the masks [N] are revealed on the way to the level `sigma_next`."""
         if self.block is not None:
-            before, after = (self.length - round(level * self.length) for level in (sigma, sigma_next))
-            if before // self.block != (after - 1) // self.block:
-                raise ValueError(
-                    f"a step goes from {before} to {after} tokens at once, and the model writes one block of "
-                    f"{self.block} tokens after another (model.block); use a sampler.plan whose steps follow each "
-                    "other, and no side branches that skip steps"
-                )
+            check_within_block(self.length, self.block, sigma, sigma_next)
         due = (masks - round(sigma_next * self.length)).clamp(min=0)
         if self.pace is not None:
             return due

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -54,11 +55,18 @@ class MaskedLanguageModel:
         found = self.tokenizer.mask_token_id
         return int(self.model.config.mask_token_id if found is None else found)
 
+    def embeds(self, token: int) -> bool:
+        """Whether the model has an embedding of a token id."""
+        return 0 <= token < getattr(self.model.get_input_embeddings(), "num_embeddings", math.inf)
+
     @property
     def pad(self) -> int:
-        """The id for padding; positions with it are always masked out."""
+        """The id for padding; positions with it are always masked out.
+
+        It is the mask token if the tokenizer has no token for padding, or one that the model has no embedding of.
+        """
         found = self.tokenizer.pad_token_id
-        return self.mask if found is None else int(found)
+        return self.mask if found is None or not self.embeds(found) else int(found)
 
     @cached_property
     def ends(self) -> tuple[int, ...]:
@@ -227,6 +235,12 @@ def load_masked_model(
     values = dict(chat_template_kwargs or {})
     chats = uses_template(tokenizer, path, chat, system, values)
     found = MaskedLanguageModel(model, tokenizer, system, chats, values, block)
+    if not found.embeds(found.mask):
+        own = "write its id as mask_token_id into config.json"
+        change = own if tokenizer.mask_token_id is None else "use the tokenizer that the model was trained with"
+        raise ValueError(
+            f"the mask token of {path} has the id {found.mask}, and the model has no embedding of it; {change}"
+        )
     if not found.ends:
         raise ValueError(
             f"the tokenizer of {path} has no end token (eos or sep), so all texts have the same length; give it one "

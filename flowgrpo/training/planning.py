@@ -24,7 +24,7 @@ from ..samplers.plan_parts import Setting
 from ..samplers.plans import Plan, PlanCounts
 from ..samplers.schedules import shifted_sigmas
 from ..samplers.solvers import SOLVERS, Solver
-from ..samplers.unmasking import mask_levels, unmask_kernel
+from ..samplers.unmasking import check_within_block, mask_levels, unmask_kernel
 
 Planned = Recipe | MaskedRecipe
 """Recipes whose rollouts are plans: trees of denoising steps."""
@@ -138,12 +138,22 @@ def forecast(
         sigmas: the pipeline's noise levels; an unshifted table of the recipe's length if left out.
         elements: numbers in a latent, for the scale of the clip; None if there is no model.
         most: how many iterations are counted; all if left out.
+
+    Raises:
+        ValueError: the plan does not fit the levels, or a step of a rollout or of an evaluation does not stay within a
+            block of a masked model that writes block after block.
     """
     levels = sigmas or levels_of(recipe)
+    if isinstance(recipe, MaskedRecipe):
+        levels_of(recipe, evaluation=True)
     plan_for = planner(recipe, levels)
     uses: dict[PlanCounts, tuple[PlanCounts, int]] = {}
     for iteration in range(min(recipe.run.iterations, most or recipe.run.iterations)):
-        counts = plan_for(iteration).counts()
+        plan = plan_for(iteration)
+        counts = plan.counts()
+        if isinstance(recipe, MaskedRecipe) and recipe.model.block is not None and counts not in uses:
+            for level, following in sorted(plan.jumps()):
+                check_within_block(recipe.generation.tokens, recipe.model.block, levels[level], levels[following])
         uses[counts] = (counts, uses.get(counts, (counts, 0))[1] + 1)
     counted = [counts for counts, _ in uses.values()]
     steps = recipe.optimizer.updates * recipe.optimizer.epochs

@@ -99,6 +99,17 @@ def test_orders_by_hand() -> None:
     assert ranked(confidence(chance, uniform, gumbel=5.0))[0] == 0
 
 
+@pytest.mark.parametrize("block", [0, 63, 2047])
+@pytest.mark.parametrize(
+    "tokens", [[0.9991, 0.9995, 0.9999, 0.9998], [1e-6, 2e-6, 3.5e-6, 3e-6], [1e-4, 1.01e-4, 1.03e-4, 1.02e-4]]
+)
+def test_blocks_tell_apart_tokens_that_are_almost_equally_likely(tokens: list[float], block: int) -> None:
+    chance = torch.full((1, 4 * 2048), -torch.inf)
+    chance[0, 4 * block : 4 * block + 4] = torch.tensor(tokens).log()
+    found = blocks(chance, None, size=4)[0, 4 * block : 4 * block + 4]
+    assert found.argsort(descending=True).tolist() == [2, 3, 1, 0]
+
+
 def test_orders_put_tokens_above_a_threshold_before_all_others() -> None:
     chance = torch.tensor([[0.0, 0.95, 0.7, 0.92], [0.0, 0.0, 0.4, 0.97]]).log()
     found = confidence(chance, None, threshold=0.9)
@@ -383,6 +394,30 @@ def test_blocks_without_noise_take_the_likeliest_tokens_of_the_open_block() -> N
     for start in (0, 2):
         state[0, start : start + 2] = without_mask(logits(state, 0, [0]), MASK)[0].argmax(-1)
     assert torch.equal(rollout.x, state)
+
+
+@pytest.mark.parametrize(
+    ("completions", "lead", "jumps"),
+    [
+        ((1,), 0, set()),
+        ((0,), 0, {(2, 6)}),
+        ((2,), 0, {(2, 4), (4, 6)}),
+        ((1, 3), 0, {(2, 5)}),
+        ((3,), 3, set()),
+        ((0,), 2, {(4, 6)}),
+    ],
+)
+def test_jumps_of_side_branches_by_hand(completions: tuple[int, ...], lead: int, jumps: set[tuple[int, int]]) -> None:
+    plan = spine_plan(mask_levels(6, 6), [1], KERNEL, branches=2, completions=completions, lead=lead)
+    assert plan.jumps() == jumps
+    assert plan.jumps() == {(int(level), int(after)) for level, after in walked(plan) if after > level + 1}
+
+
+def walked(plan: Plan) -> set[tuple[int, int]]:
+    """The levels of the edges of a rollout."""
+    rollout = run(plan)
+    inner = rollout.parent >= 0
+    return set(zip(rollout.depth[rollout.parent[inner]].tolist(), rollout.depth[inner].tolist()))
 
 
 def test_steps_of_a_model_of_blocks_end_with_its_blocks() -> None:

@@ -24,6 +24,7 @@ from flowgrpo.text.masked_model import MaskedLanguageModel, load_masked_model
 from flowgrpo.training.masked.masked_objective import MaskedObjective
 from flowgrpo.training.masked.masked_policy import MaskedPolicy
 from flowgrpo.training.masked.masked_task import MaskedTask
+from flowgrpo.training.planning import forecast
 from flowgrpo.training.session import start
 from flowgrpo.training.trainer import Trainer
 from tests.simulated import simulated_device
@@ -102,6 +103,35 @@ def test_special_tokens_and_the_size_of_a_block(folders: dict[str, Path]) -> Non
         assert isinstance(recipe, MaskedRecipe)
         order = recipe.sampler.order.short if expected[2] else None
         assert (recipe.sampler.steps, recipe.model.block, order) == expected
+
+
+@pytest.mark.parametrize("cache", ["true", "false"])
+@pytest.mark.parametrize("words", [(), ("model.block=4",), ("generation.tokens=16", "sampler.steps=8")])
+def test_the_cache_may_be_named_where_it_is_chosen_already(
+    folders: dict[str, Path], cache: str, words: tuple[str, ...]
+) -> None:
+    recipe = recipe_of(str(folders["sdar"]), [*words, f"rollout.cache={cache}"])
+    assert isinstance(recipe, MaskedRecipe)
+    assert recipe.rollout.cache == (cache == "true")
+    assert recipe.model.block == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["evaluate.steps=3"], "with evaluate.steps=3, a step would reveal tokens of two blocks"),
+        (
+            ["sampler.plan={name: spine, splits: [0, 1], width: 2, completions: [1, 2]}", "rollout.group=1"],
+            "a step goes from 2 to 6 tokens at once, and the model writes one block of 4 tokens",
+        ),
+    ],
+)
+def test_steps_over_two_blocks_are_refused_before_a_model_is_loaded(words: list[str], says: str) -> None:
+    recipe = load_recipe("masked", ["model.path=nowhere", *IN_BLOCKS, "evaluate.steps=4"])
+    assert isinstance(recipe, MaskedRecipe)
+    forecast(recipe)
+    with pytest.raises(ValueError, match=says):
+        forecast(load_recipe("masked", ["model.path=nowhere", *IN_BLOCKS, *words]))  # type: ignore[arg-type]
 
 
 def test_llada2_samples_as_its_page_does(folders: dict[str, Path]) -> None:

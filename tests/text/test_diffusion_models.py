@@ -1,5 +1,6 @@
 """LLaDA and Dream load by path without their own code, train with the recipes of masked models, and are saved."""
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -164,15 +165,43 @@ def test_a_run_ends_with_weights_that_load(
     assert capsys.readouterr().out == found.decode(expected[0].argmax(-1).tolist()) + "\n"
 
 
+@pytest.mark.parametrize("token", [None, 5000, -1])
+def test_a_mask_token_that_the_model_does_not_know_is_refused(token: int | None, tmp_path: Path) -> None:
+    folder = llada_folder(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    # Without the key, the configuration has the id of LLaDA's own tokenizer.
+    changed = {key: value for key, value in config.items() if key != "mask_token_id"}
+    changed |= {} if token is None else {"mask_token_id": token}
+    (folder / "config.json").write_text(json.dumps(changed))
+    number = 126336 if token is None else token
+    with pytest.raises(ValueError, match=f"has the id {number}, .* write its id as mask_token_id into config.json"):
+        load_masked_model(str(folder))
+
+
+def test_padding_that_the_model_does_not_know_is_the_mask_token(tmp_path: Path) -> None:
+    language = load_masked_model(str(llada_folder(tmp_path / "model")))
+    language.tokenizer.add_tokens(["<more>", "<and more>"])
+    language.tokenizer.add_special_tokens({"pad_token": "<new>"})
+    assert language.tokenizer.pad_token_id >= language.model.get_input_embeddings().num_embeddings
+    assert language.pad == language.mask
+    language.logits([language.encode("a"), language.encode("a longer one")], torch.full((2, 4), language.mask))
+
+
+ALIKE = [
+    *([{"role": "system", "content": system}, {"role": "user", "content": "go on"}] for system in ("rhyme", "count")),
+    "go on",
+]
+
+
 @pytest.mark.slow
-def test_conversations_that_end_alike_are_refused(folders: dict[str, Path], tmp_path: Path) -> None:
-    talks = [
-        [{"role": "system", "content": system}, {"role": "user", "content": "go on"}] for system in ("rhyme", "count")
-    ]
+@pytest.mark.parametrize(("first", "second"), list(itertools.permutations(ALIKE, 2)))
+def test_prompts_that_end_alike_are_refused(
+    first: object, second: object, folders: dict[str, Path], tmp_path: Path
+) -> None:
     path = tmp_path / "prompts.jsonl"
-    path.write_text("".join(json.dumps({"prompt": talk}) + "\n" for talk in talks))
+    path.write_text("".join(json.dumps({"prompt": talk}) + "\n" for talk in (first, second)))
     recipe = load_recipe("masked", words_of(folders["llada"], path, "lora"))
-    with pytest.raises(ValueError, match="two conversations end with the message 'go on'"):
+    with pytest.raises(ValueError, match="two conversations end with the message 'go on', or one does and it is"):
         start(recipe, tmp_path / "run")
 
 

@@ -123,25 +123,31 @@ class MaskedPolicy:
 
         Args:
             prompt: the text of the prompt.
-            messages: the conversation whose last message is the prompt, if it is one. It is needed the first time only.
+            messages: the conversation whose last message is the prompt, if it is one.
 
         Raises:
-            ValueError: the prompt and the completion are longer than the model takes, or another conversation ended
-                with the same message.
+            ValueError: the prompt and the completion are longer than the model takes, or the same text was a plain
+                prompt or the end of another conversation before.
         """
-        if messages is not None and self._talks.get(prompt, messages) != messages:
+        if prompt in self._frames and self._talks[prompt] != messages:
             raise ValueError(
-                f"two conversations end with the message {prompt!r:.200}, and a masked model tells prompts apart by "
-                "their last message; make the messages different"
+                f"two conversations end with the message {prompt!r:.200}, or one does and it is a prompt by itself, "
+                "and a masked model tells prompts apart by their last message; make the messages different"
             )
         if prompt not in self._frames:
             frame = self.language.encode(prompt, messages)
-            self._talks[prompt] = messages
             if self.language.positions is not None:
                 given, tokens = sum(map(len, frame)), self.recipe.generation.tokens
                 check_room(self.language.positions, prompt, given, tokens, "generation.tokens")
-            self._frames[prompt] = frame
+            self._frames[prompt], self._talks[prompt] = frame, messages
         return self._frames[prompt]
+
+    def frame_of(self, text: str) -> Frame:
+        """The token ids around a completion of a prompt that `frame` has encoded, found by its text alone.
+
+        A text that is new is a plain prompt.
+        """
+        return self._frames[text] if text in self._frames else self.frame(text)
 
     def logits_of(self, prompts: Sequence[str], *, cached: bool = False) -> Velocity:
         """Logits as a function of states, step, and the row of each state's prompt, for the executor.
@@ -160,7 +166,7 @@ class MaskedPolicy:
             going = self.moves.going(x).nonzero().flatten()
             if len(going) == 0:
                 return like.new_zeros(len(x), *like.shape[1:])
-            frames = [self.frame(prompts[rows[row]]) for row in going.tolist()]
+            frames = [self.frame_of(prompts[rows[row]]) for row in going.tolist()]
             found = logits(frames, x[going] if len(going) < len(x) else x)
             like = found.new_empty(0, *found.shape[1:])
             return (
