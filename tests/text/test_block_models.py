@@ -352,10 +352,9 @@ def with_and_without_a_cache(folder: Path, prompts: Path, run: Path) -> tuple[Ma
     """A policy of uneven completions, and its logits after two prompts, which are the same with a cache and without."""
     trainer = trainer_of(folder, prompts, run, "trace_rl", *UNEVEN)
     assert isinstance(trainer.task, MaskedTask)
-    policy, texts = trainer.task.policy, ["say 7", "from one to nine and back"]
-    for text in texts:
-        policy.frame(text)
-    cached, plain = policy.logits_of(texts, cached=True), policy.logits_of(texts)
+    policy = trainer.task.policy
+    frames = [policy.frame(text) for text in ("say 7", "from one to nine and back")]
+    cached, plain = policy.logits_of(frames, cached=True), policy.logits_of(frames)
 
     def compared(x: Tensor, i: int, rows: Any) -> Tensor:
         found, wanted = cached(x, i, rows), plain(x, i, rows)

@@ -1,13 +1,14 @@
 """LLaDA and Dream load by path without their own code, train with the recipes of masked models, and are saved."""
 
-import itertools
 import json
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
@@ -15,9 +16,10 @@ from flowgrpo.configs.schema import MaskedRecipe, TextRecipe
 from flowgrpo.inference import text_inference
 from flowgrpo.inference.text_inference import open_weights, recipe_of, task_of
 from flowgrpo.text.diffusion_models import type_of
-from flowgrpo.text.masked_model import MaskedLanguageModel, load_masked_model
+from flowgrpo.text.masked_model import Frame, MaskedLanguageModel, load_masked_model
 from flowgrpo.text.model_folder import check_language_folder
 from flowgrpo.training.folder.model_card import CARD
+from flowgrpo.training.masked.masked_task import MaskedTask
 from flowgrpo.training.session import start
 from tests.text.diffusion_folders import DREAM_SPECIAL, FOLDERS, llada_folder, moe_folder
 
@@ -187,22 +189,41 @@ def test_padding_that_the_model_does_not_know_is_the_mask_token(tmp_path: Path) 
     language.logits([language.encode("a"), language.encode("a longer one")], torch.full((2, 4), language.mask))
 
 
-ALIKE = [
+ALIKE: list[Any] = [
     *([{"role": "system", "content": system}, {"role": "user", "content": "go on"}] for system in ("rhyme", "count")),
     "go on",
 ]
 
 
+def noting(seen: set[tuple[int, ...]], call: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A method of a model that also notes the prompts that it gets."""
+
+    def noted(self: MaskedLanguageModel, frames: Sequence[Frame], *more: Any) -> Tensor:
+        seen.update(tuple(head) for head, _ in frames)
+        return call(self, frames, *more)
+
+    return noted
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("first", "second"), list(itertools.permutations(ALIKE, 2)))
-def test_prompts_that_end_alike_are_refused(
-    first: object, second: object, folders: dict[str, Path], tmp_path: Path
+@pytest.mark.parametrize("recipe", ["masked", "coupled_grpo"])
+def test_prompts_that_end_alike_are_told_apart(
+    recipe: str, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "prompts.jsonl"
-    path.write_text("".join(json.dumps({"prompt": talk}) + "\n" for talk in (first, second)))
-    recipe = load_recipe("masked", words_of(folders["llada"], path, "lora"))
-    with pytest.raises(ValueError, match="two conversations end with the message 'go on', or one does and it is"):
-        start(recipe, tmp_path / "run")
+    path.write_text("".join(json.dumps({"prompt": talk}) + "\n" for talk in ALIKE))
+    words = [*words_of(folders["llada"], path, "lora"), f"rollout={{prompts: {len(ALIKE)}, group: 2, batch: 3}}"]
+    seen: dict[str, set[tuple[int, ...]]] = {"logits": set(), "scored_logits": set()}
+    for name in seen:
+        monkeypatch.setattr(MaskedLanguageModel, name, noting(seen[name], getattr(MaskedLanguageModel, name)))
+    trainer = start(load_recipe(recipe, words), tmp_path / "run").trainer(Silent())
+    trainer.train()
+    assert isinstance(trainer.task, MaskedTask)
+    language = trainer.task.policy.language
+    wanted = {tuple(language.encode("go on", None if isinstance(talk, str) else talk)[0]) for talk in ALIKE}
+    assert len(wanted) == len(ALIKE)
+    assert seen["logits"] == wanted
+    assert seen["scored_logits"] == (set() if recipe == "masked" else wanted)
 
 
 def test_a_causal_recipe_is_told_which_task_to_write(folders: dict[str, Path]) -> None:

@@ -139,7 +139,7 @@ class EstimatedObjective(MaskedObjective):
         drawn: list[Passes] = []
         for leaf in leaves:
             passes, generator = self._drawn(experience, leaf, epoch)
-            frame = policy.frame_of(experience.prompts[owners[leaf]])
+            frame = experience.frames[owners[leaf]]
             frames.append([self._veiled(frame, passes.prompt, generator) for _ in passes.masked])
             drawn.append(passes)
         masked = pad_sequence([one.masked for one in drawn]).to(ids.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -32,9 +33,11 @@ class UnmaskedTexts(Experience):
 
     Attributes:
         decode: the text of a row of token ids, masks among them.
+        frames: the token ids around a completion of each of P prompts.
     """
 
     decode: Callable[[Sequence[int]], str] = str
+    frames: tuple[Frame, ...] = ()
 
     def described(self) -> list[str]:
         """[L] how each text was made, in words: the tokens and the steps that were taken."""
@@ -115,8 +118,7 @@ class MaskedPolicy:
         order = recipe.sampler.order.make()
         ends = language.ends if recipe.generation.stop_at_end else ()
         self.moves = MaskMoves(recipe.generation.tokens, language.mask, order, self.device, language.block, ends)
-        self._frames: dict[str, Frame] = {}
-        self._talks: dict[str, Messages | None] = {}
+        self._frames: dict[tuple[str, str], Frame] = {}
 
     def frame(self, prompt: str, messages: Messages | None = None) -> Frame:
         """The token ids around a completion of a prompt; each prompt is encoded once.
@@ -126,36 +128,25 @@ class MaskedPolicy:
             messages: the conversation whose last message is the prompt, if it is one.
 
         Raises:
-            ValueError: the prompt and the completion are longer than the model takes, or the same text was a plain
-                prompt or the end of another conversation before.
+            ValueError: the prompt and the completion are longer than the model takes.
         """
-        if prompt in self._frames and self._talks[prompt] != messages:
-            raise ValueError(
-                f"two conversations end with the message {prompt!r:.200}, or one does and it is a prompt by itself, "
-                "and a masked model tells prompts apart by their last message; make the messages different"
-            )
-        if prompt not in self._frames:
+        # Conversations may end with the same message.
+        known = (prompt, json.dumps(messages))
+        if known not in self._frames:
             frame = self.language.encode(prompt, messages)
             if self.language.positions is not None:
                 given, tokens = sum(map(len, frame)), self.recipe.generation.tokens
                 check_room(self.language.positions, prompt, given, tokens, "generation.tokens")
-            self._frames[prompt], self._talks[prompt] = frame, messages
-        return self._frames[prompt]
+            self._frames[known] = frame
+        return self._frames[known]
 
-    def frame_of(self, text: str) -> Frame:
-        """The token ids around a completion of a prompt that `frame` has encoded, found by its text alone.
-
-        A text that is new is a plain prompt.
-        """
-        return self._frames[text] if text in self._frames else self.frame(text)
-
-    def logits_of(self, prompts: Sequence[str], *, cached: bool = False) -> Velocity:
+    def logits_of(self, frames: Sequence[Frame], *, cached: bool = False) -> Velocity:
         """Logits as a function of states, step, and the row of each state's prompt, for the executor.
 
         A state with nothing left to reveal is not evaluated, and has logits of 0. The first call has a state that is.
 
         Args:
-            prompts: P prompts.
+            frames: P prompts, see `frame`.
             cached: whether keys and values of finished blocks are kept, as long as the function is.
         """
         logits = FinishedBlocks(self.language).logits if cached else self.language.logits
@@ -166,8 +157,8 @@ class MaskedPolicy:
             going = self.moves.going(x).nonzero().flatten()
             if len(going) == 0:
                 return like.new_zeros(len(x), *like.shape[1:])
-            frames = [self.frame_of(prompts[rows[row]]) for row in going.tolist()]
-            found = logits(frames, x[going] if len(going) < len(x) else x)
+            of_states = [frames[rows[row]] for row in going.tolist()]
+            found = logits(of_states, x[going] if len(going) < len(x) else x)
             like = found.new_empty(0, *found.shape[1:])
             return (
                 found if len(found) == len(x) else like.new_zeros(len(x), *like.shape[1:]).index_copy(0, going, found)
@@ -177,7 +168,7 @@ class MaskedPolicy:
 
     def sample(
         self,
-        prompts: Sequence[str],
+        frames: Sequence[Frame],
         keys: Sequence[int],
         plan: Plan,
         cuts: Sequence[int] = (),
@@ -188,7 +179,7 @@ class MaskedPolicy:
         """Roll out one tree for each prompt.
 
         Args:
-            prompts: P prompts.
+            frames: P prompts, see `frame`.
             keys: P numbers that address the randomness of each prompt.
             plan: what each step does.
             cuts: the first prompt of each part after the first.
@@ -197,19 +188,19 @@ class MaskedPolicy:
             seeds: a seed for each root of the chunk, in place of the keys of the prompts.
         """
         chosen, each = chunk or slice(0, len(keys)), plan.counts().evaluations
-        logits, done = self.logits_of(prompts, cached=self.recipe.rollout.cache), chosen.start * each
+        logits, done = self.logits_of(frames, cached=self.recipe.rollout.cache), chosen.start * each
 
         def counted(x: Tensor, i: int, rows: Sequence[int]) -> Tensor:
             nonlocal done
             found = logits(x, i, rows)
             refuse_nan(found)
             done += len(x)
-            told(done, len(prompts) * each)
+            told(done, len(frames) * each)
             return found
 
         runner = RolloutRunner(
             counted, plan, batch=self.recipe.rollout.batch, moves=self.moves,
-            cuts=part_bounds(len(prompts), len(cuts) + 1, cuts)[1:-1],
+            cuts=part_bounds(len(frames), len(cuts) + 1, cuts)[1:-1],
         )  # fmt: skip
         rollout = runner.run(keys[chosen], chosen.start, seeds)
         assert rollout.states is not None
@@ -220,9 +211,9 @@ class MaskedPolicy:
         """The texts of the leaves."""
         return [self.language.decode(ids) for ids in rollout.x.tolist()]
 
-    def score(self, experience: Experience, transitions: Transitions, batch: slice) -> RevealedTokens:
+    def score(self, experience: UnmaskedTexts, transitions: Transitions, batch: slice) -> RevealedTokens:
         """Evaluate one recorded batch of states again. Until the weights move, the log-probs are the recorded ones."""
-        replayed = replay(self.logits_of(experience.prompts), transitions, batch)
+        replayed = replay(self.logits_of(experience.frames), transitions, batch)
         before = transitions.x[batch][replayed.rows()]
         after, old = transitions.x_next[replayed.edges], transitions.token_log_prob
         assert old is not None

@@ -126,16 +126,16 @@ class MaskedTask(PolicyTask):
         seeds: Sequence[int] | None = None,
     ) -> UnmaskedTexts:
         prompts, chunks = tuple(row.text for row in rows), []
-        for row in rows:
-            self.policy.frame(row.text, row.messages)
+        frames = tuple(self.policy.frame(row.text, row.messages) for row in rows)
         for chunk in chunks_of(len(rows), size):
             mine = None if seeds is None else seeds[chunk.start * plan.roots : chunk.stop * plan.roots]
             with clock.part("sampling"):
-                rollout = self.policy.sample(prompts, keys, plan, cuts, chunk, clock.count, mine)
+                rollout = self.policy.sample(frames, keys, plan, cuts, chunk, clock.count, mine)
                 texts = self.policy.decode(rollout)
             found = UnmaskedTexts(
                 rollout, plan, prompts, texts, len(cuts) + 1, tuple(keys), tuple(cuts),
                 by_edges=self.recipe.optimizer.cut == "edges", decode=self.policy.language.decode,
+                frames=frames,
             )  # fmt: skip
             chunks.append(found)
             if decoded is not None and size is not None:
