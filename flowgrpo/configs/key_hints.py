@@ -179,7 +179,11 @@ def hint(place: tuple[Any, ...], given: Any, known: Sequence[str], schema: type[
         return f"did you mean {near[0]!r}?" + (f" {owned}" if owned else "")
     leaves = [one.rpartition(".")[2] for one in places]
     if not owned and (close := difflib.get_close_matches(inner[-1], leaves, n=1, cutoff=0.8)):
-        return f"did you mean {_listed(_elsewhere(close[0], places))}?"
+        if found := _elsewhere(close[0], places):
+            return f"did you mean {_listed(found)}?"
+        # A section is often thought to have a name, and a recipe's own name is no answer to that.
+        if close[0] != "name":
+            return f"did you mean {close[0]!r}, which is outside of all sections?"
     tasks = [task for task, other in SCHEMAS.items() if ".".join(map(str, place)) in _places(other)]
     told = f"recipes with task {' or '.join(tasks)} have it; " if tasks else ""
     return f"{told}known keys: {', '.join(known)}" + (f". {owned}" if owned else "")

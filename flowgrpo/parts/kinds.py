@@ -157,7 +157,7 @@ _ALL = (
     ),
     Kind(
         "objective", "objective", "flowgrpo.training.losses.objectives_by_name:OBJECTIVES",
-        "class objective: __init__(setting, *, ...), and the methods of losses.contract.Objective",
+        "class objective: __init__(setting, *, ...), and the methods of training.losses.objective.Objective",
     ),
     Kind(
         "forward loss", "objective.loss", "flowgrpo.core.forward_process:FORWARD",

@@ -14,6 +14,8 @@ class _Given:
 
 
 Positive = Annotated[float, Field(gt=0)]
+Spread = Annotated[float, Field(gt=0, le=1000)]
+"""The weight of a noise of one's own, relative to 1. Above 1,000 the other noise has no effect in float32."""
 NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 """From 0 to 1, both included."""

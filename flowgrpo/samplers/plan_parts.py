@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from ..parts.choice import Choice, Of
 from ..parts.needs import asking, needs, unused
 from ..parts.plugins import told
-from ..parts.ranges import Fraction, Positive, Several, Whole
+from ..parts.ranges import Fraction, Several, Spread, Whole
 from ..parts.traits import offering, offers, trained
 from .kernels import Kernel
 from .plans import Plan, branch_plan, ode_plan, spine_plan, window_plan
@@ -145,7 +145,7 @@ def branch(
     *,
     splits: list[Whole],
     width: Several = 2,
-    spread: Positive | None = None,
+    spread: Spread | None = None,
     window: Annotated[Window, Of("window", "progressive")] = whole,
     stochastic: Literal["window", "all"] = "all",
     pruned: Annotated[Window, Of("window", "progressive")] | None = None,
@@ -235,7 +235,7 @@ def ode(
     iteration: int,
     *,
     window: Annotated[Window, Of("window", "progressive")] | None = None,
-    spread: Positive | None = None,
+    spread: Spread | None = None,
 ) -> Plan:
     """Deterministic chains, each from its own noise, for losses without a stochastic step.
 

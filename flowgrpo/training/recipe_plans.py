@@ -15,7 +15,8 @@ from .planning import Planned, forecast, levels_of, planner, setting_of
 CHECKED_PLANS = 50
 """The check makes the plans of this many iterations."""
 COMPARED_PLANS = 2000
-"""Runs of more iterations are not searched for options of the plan that have no effect."""
+"""Runs of more iterations are not searched for options of the plan that have no effect. The batches of trained states
+are counted in this many iterations."""
 
 
 def check_plans(recipe: Planned) -> None:
@@ -24,10 +25,7 @@ def check_plans(recipe: Planned) -> None:
     plan, wanted = planner(recipe, levels_of(recipe))(0), trained(recipe)
     if isinstance(recipe, Recipe) and recipe.sampler.guide is not None:
         check_guide(plan)
-    if recipe.optimizer.cut == "edges":
-        rollout, steps = recipe.rollout, plan.trained_steps
-        batches = [math.ceil(plan.main_states[i] * rollout.prompts / rollout.batch) for i in steps]
-        edge_bounds([1] * sum(batches), recipe.optimizer.updates)
+    check_edges(recipe)
     if wanted != "images" and not plan.trained_steps:
         raise ValueError(
             f"sampler.plan {recipe.sampler.plan.name} trains no step, and objective {recipe.objective.name} needs one"
@@ -37,6 +35,25 @@ def check_plans(recipe: Planned) -> None:
             f"sampler.plan {recipe.sampler.plan.name} trains deterministic steps as choices among neighbours; use "
             "objective neighbour, or another plan"
         )
+
+
+def check_edges(recipe: Planned, ranks: int = 1) -> None:
+    """Check that each rollout of a run has as many batches of trained states as updates that take whole batches.
+
+    Args:
+        recipe: what to do. Nothing is checked if its updates take whole prompts.
+        ranks: number of processes, each with a share of the prompts.
+
+    Raises:
+        ValueError: a rollout has fewer batches in some process.
+    """
+    if recipe.optimizer.cut != "edges":
+        return
+    rollout, plan_for = recipe.rollout, planner(recipe, levels_of(recipe))
+    plans = (plan_for(iteration) for iteration in range(min(recipe.run.iterations, COMPARED_PLANS)))
+    for states in dict.fromkeys(tuple(plan.main_states[i] for i in plan.trained_steps) for plan in plans):
+        batches = [math.ceil(each * (rollout.prompts // ranks) / rollout.batch) for each in states]
+        edge_bounds([1] * sum(batches), recipe.optimizer.updates)
 
 
 def idle_plan_options(recipe: Planned) -> list[str]:

@@ -46,6 +46,7 @@ from .planning import levels_of, planner, steps_of
 from .prompt_embeddings import SPARE_EMBEDDINGS, kept_prompts, met_prompts
 from .prompts.prompt_rows import Size
 from .recipe_findings import Checked
+from .recipe_plans import check_edges
 from .recipe_prompts import columns_of_run, with_revisions
 from .reporting.reporter import Reporter
 from .stopping import Stop
@@ -352,6 +353,8 @@ def _check_ranks(recipe: AnyRecipe, ranks: int) -> None:
             "credit value, and turning or minimum with credit.scale batch, compare the steps of all prompts, and these "
             "steps are on several processes; use one process, or another credit"
         )
+    if not isinstance(recipe, TextRecipe):
+        check_edges(recipe, ranks)
     if isinstance(recipe, Recipe) and recipe.critic is not None and ranks > 1:
         raise ValueError("a critic is trained in one process only; use one process, or a recipe without `critic`")
 

@@ -41,6 +41,19 @@ def test_a_key_at_the_wrong_place_or_of_another_tool_is_led_to_its_place(overrid
     assert part in said(override)
 
 
+@pytest.mark.parametrize("section", ["model", "sampler", "rollout", "optimizer", "evaluate", "run", "critic"])
+@pytest.mark.parametrize("end", ["", "s"])
+def test_every_key_of_the_whole_recipe_in_a_section_has_an_answer(section: str, end: str) -> None:
+    for key in Recipe.model_fields:
+        assert hint((section, f"{key}{end}"), "x", ["path"], Recipe)
+
+
+def test_a_section_has_no_name_and_other_keys_may_stand_outside() -> None:
+    assert "model.name: unknown key 'name'; known keys: path, dtype" in said("model.name=x")
+    assert said("rollout.advantage=x").endswith("did you mean 'advantage', which is outside of all sections?")
+    assert said("optimizer.clamps=1").endswith("did you mean 'clamp', which is outside of all sections?")
+
+
 def test_a_key_of_another_task_is_told_so() -> None:
     assert "recipes with task text or masked have it" in said("generation.max_tokens=3")
     assert "recipes with task images have it; known keys: system" in said("model.quantize=float8", "text")

@@ -12,7 +12,7 @@ import torch
 from flowgrpo.configs.load import RecipeError, load_image_recipe, load_recipe, recipe_names
 from flowgrpo.configs.schema import Recipe
 from flowgrpo.training.planning import levels_of, planner
-from flowgrpo.training.recipe_plans import idle_plan_options
+from flowgrpo.training.recipe_plans import check_edges, check_plans, idle_plan_options
 from tests.parts.other_values import options, others
 from tests.training.score_paths import PATHS, advantages_of, recipe_of, values_of
 
@@ -105,6 +105,27 @@ def test_an_option_that_can_have_no_effect_is_refused_by_its_reason(recipe: str,
     with pytest.raises(RecipeError) as error:
         load_recipe(recipe, words)
     assert [part for part in said if not re.search(part, str(error.value))] == []
+
+
+MOVING = (
+    "sampler.plan.splits=[0,3]", "sampler.plan.window={name: progressive, size: 1, start: 1, interval: 1}",
+    "sampler.plan.stochastic=window", "optimizer.cut=edges", "run.iterations=5",
+)  # fmt: skip
+
+
+def test_batches_of_edges_are_counted_in_every_iteration_and_in_every_process() -> None:
+    small = ("rollout={prompts: 2, group: 4}", "sampler.steps=6")
+    recipe = load_recipe("branchgrpo", [*small, *MOVING, "optimizer.updates=2"])
+    trained = {planner(recipe, levels_of(recipe))(k).trained_steps for k in range(5)}
+    assert len(trained) > 1  # the window of the first iteration has more steps than the later ones
+    check_plans(recipe)
+    with pytest.raises(ValueError, match=r"updates is 3 with optimizer\.cut edges, and a rollout has 2 batches"):
+        check_plans(load_recipe("branchgrpo", [*small, *MOVING, "optimizer.updates=3"]))
+    words = ["rollout={prompts: 2, group: 2, batch: 1}", "sampler.steps=3", "optimizer.cut=edges"]
+    recipe = load_recipe("flow_grpo", [*words, "optimizer.updates=5"])
+    check_edges(recipe)
+    with pytest.raises(ValueError, match=r"updates is 5 with optimizer\.cut edges, and a rollout has 4 batches"):
+        check_edges(recipe, ranks=2)
 
 
 def test_a_tree_says_how_many_images_its_options_make() -> None:

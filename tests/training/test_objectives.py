@@ -101,6 +101,34 @@ def test_images_that_are_not_kept_are_evaluated_only_if_the_loss_compares_them(
     assert all(float((few[n] - masked[n]).abs().max()) < 1e-4 * scale for n in masked)
 
 
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("objective.p=0.1", r"objective\.p: Input should be greater than or equal to 0\.2"),
+        ("sampler.plan.spread=1e200", r"sampler\.plan\.spread: Input should be less than or equal to 1000"),
+    ],
+)
+def test_neighbours_have_bounds_beyond_which_float32_has_nothing_left(word: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        load_recipe("neighbor_grpo", [word])
+
+
+def test_batches_of_the_forward_process_hold_whole_groups_of_side_branches(random_pipeline, tmp_path) -> None:
+    spine = "sampler.plan={name: spine, splits: [0, 1, 2], width: 4}"
+    more = ["rollout={prompts: 2, group: 1, batch: 8}", spine]
+    trainer = trainer_of("diffusion_nft", random_pipeline, tmp_path / "run", *more)
+    _, e = trainer.collect(0)
+    objective = trainer.objective
+    assert isinstance(objective, ForwardObjective)
+    batches = [batch.leaves for batch in objective.batches(e, 0, None)]
+    assert {len(leaves) for leaves in batches} == {8}
+    # 24 images in 6 groups, once for each noise level.
+    levels = len(batches) // 3
+    assert sorted(torch.cat(batches).tolist()) == sorted(list(range(24)) * levels)
+    for leaves in batches:
+        assert all(bool(torch.isin((e.groups == group).nonzero(), leaves).all()) for group in e.groups[leaves].unique())
+
+
 @pytest.mark.parametrize("name", FORWARD)
 def test_a_step_down_the_gradient_favours_the_better_image(name, random_pipeline, tmp_path) -> None:
     """Between two images of a group, the error of the better image falls relative to the error of the worse image."""
@@ -186,9 +214,7 @@ def test_other_weights_are_exchanged_once_for_an_optimizer_step(random_pipeline,
     assert entered == {"old": 2, "reference": 2}  # the predictions of before the update are not used again
 
 
-@pytest.mark.parametrize(
-    ("name", "option"), [("diffusion_nft", "loss.beta"), ("awm", "loss.power"), ("neighbor_grpo", "p")]
-)
+@pytest.mark.parametrize(("name", "option"), [("diffusion_nft", "loss.beta"), ("awm", "loss.power")])
 def test_options_of_an_objective_are_above_nothing(name: str, option: str) -> None:
     with pytest.raises(ValueError, match=f"objective.{option}: Input should be greater than 0"):
         load_recipe(name, [f"objective.{option}=0.0"])

@@ -71,7 +71,10 @@ def balanced(rewards: Tensor, groups: Tensor, *, keep: Count, success: float = 0
 
 
 def varied(rewards: Tensor, groups: Tensor) -> Tensor:
-    """Groups whose rewards differ (DAPO). Groups of equal rewards do not enter the count that divides the loss."""
+    """Groups whose rewards differ (DAPO). Groups of equal rewards do not enter the count that divides the loss.
+
+    In a tree, steps above several images of a group still enter the count, with an advantage of 0.
+    """
     return ~subsets.degenerate_rows(rewards, groups)
 
 

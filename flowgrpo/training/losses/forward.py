@@ -152,11 +152,13 @@ class ForwardObjective(Unmeasured):
     def batches(self, experience: Experience, part: int, keep: Tensor | None) -> Iterator[_Images]:
         """Batches of whole groups, each at one of the drawn noise levels; without the images that no loss needs."""
         low, high = experience.part(part)
-        owner = experience.rollout.leaf_prompt
-        count = max(self.policy.batch // self.recipe.rollout.group, 1)
+        owner, groups = experience.rollout.leaf_prompt, experience.groups
+        mine, sizes = groups[(owner >= low) & (owner < high)].unique(return_counts=True)
+        # The side branches of a step are a group of their own.
+        count = max(self.policy.batch // max(sizes.tolist(), default=1), 1)
         for step in self._steps(experience):
-            for first in range(low, high, count):
-                leaves = ((owner >= first) & (owner < min(first + count, high))).nonzero().flatten()
+            for chosen in mine.split(count) if len(mine) else ():
+                leaves = torch.isin(groups, chosen).nonzero().flatten()
                 if keep is not None and self.apart:
                     leaves = leaves[keep.cpu()[experience.rollout.leaf[leaves]]]
                 if len(leaves):

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     Batch = tuple[Transitions, Tensor]
 
 Surrogate = Annotated[Callable[..., Tensor], Of("surrogate", "clip")]
-Exponent = Annotated[float, Field(gt=0, le=2)]
+Exponent = Annotated[float, Field(ge=0.2, le=2)]
+"""With a smaller exponent, the quasi-norm of a group is so large that advantages are lost in float32."""
 
 
 def _without_penalties(recipe: Any, choice: Choice) -> list[str]:
@@ -61,6 +62,8 @@ def _of_neighbours(recipe: Any, choice: Choice) -> list[str]:
 )
 class NeighbourObjective(Unmeasured):
     """Neighbor GRPO: the ratio of a choice among the group's next states.
+
+    The ratio is of Euler steps from the states of the rollout, whatever solver made the rollout.
 
     Args:
         setting: of the run.
