@@ -71,9 +71,9 @@ def balanced(rewards: Tensor, groups: Tensor, *, keep: Count, success: float = 0
 
 
 def varied(rewards: Tensor, groups: Tensor) -> Tensor:
-    """Groups whose rewards differ (DAPO). Groups of equal rewards do not enter the count that divides the loss.
+    """Groups whose rewards differ (DAPO). The loss is divided by their steps, and by a tree's steps to several images.
 
-    In a tree, steps above several images of a group still enter the count, with an advantage of 0.
+    Steps of groups with equal rewards do not count. A step of a tree that leads to several images counts in any group.
     """
     return ~subsets.degenerate_rows(rewards, groups)
 

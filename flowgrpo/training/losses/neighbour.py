@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 Surrogate = Annotated[Callable[..., Tensor], Of("surrogate", "clip")]
 Exponent = Annotated[float, Field(ge=0.2, le=2)]
-"""With a smaller exponent, the quasi-norm of a group is so large that advantages are lost in float32."""
+"""With a smaller exponent, the quasi-norm of a group grows until float32 loses the advantages."""
 
 
 def _without_penalties(recipe: Any, choice: Choice) -> list[str]:
