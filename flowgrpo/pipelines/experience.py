@@ -132,7 +132,7 @@ class Experience:
         """[L] the group of each leaf, or the last split of the tree above the leaf if `among` is "split"."""
         if among == "group":
             return self.groups
-        rollout, below = self.rollout, self._images_below()
+        rollout, below = self.rollout, self._images_below(self.outcomes)
         node = rollout.leaf
         while bool((alone := below[node] == 1).any()):
             node = torch.where(alone, rollout.parent[node], node)
@@ -141,22 +141,16 @@ class Experience:
     def kept(self, chosen: Tensor) -> Tensor:
         """[N] bool: the nodes that are trained if only the chosen images [L] are trained.
 
-        A node with one image below it is trained if this image is chosen. A node with several images is always trained,
-        because BranchGRPO prunes only after the last split.
+        A node is trained if one of the images below it is chosen. BranchGRPO chooses one of each last split at least,
+        so it prunes only after the last split.
         """
-        rollout, below = self.rollout, self._images_below()
-        node = rollout.leaf[self.outcomes & ~chosen]
-        keep = torch.ones(len(rollout.parent), dtype=torch.bool)
-        while len(node):
-            keep[node] = False
-            node = rollout.parent[node]
-            node = node[(node >= 0) & (below[node] == 1)]
-        return keep
+        shown = self._images_below(self.outcomes)
+        return (self._images_below(self.outcomes & chosen) > 0) | (shown == 0)
 
-    def _images_below(self) -> Tensor:
-        """[N] number of images below each node, without previews."""
+    def _images_below(self, images: Tensor) -> Tensor:
+        """[N] number of some of the images [L] below each node."""
         count = torch.zeros(len(self.rollout.parent), dtype=torch.long)
-        node = self.rollout.leaf[self.outcomes]
+        node = self.rollout.leaf[images]
         while len(node):
             count.index_add_(0, node, torch.ones_like(node))
             node = self.rollout.parent[node]

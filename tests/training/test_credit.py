@@ -174,6 +174,19 @@ def test_width_pruning_keeps_the_better_of_each_last_split_and_the_trunk() -> No
     assert [int(keep[t.node].sum()) for t in e.rollout.transitions] == [2, 2, 2, 2]
 
 
+def test_steps_above_images_of_which_none_is_chosen_are_not_trained() -> None:
+    """Two trees of four images: in the first all rewards are equal, in the second the left half has both extremes."""
+    e = experience(branch_plan(FIVE, [0, 2], FLOW))
+    values = torch.tensor([1.0, 1.0, 1.0, 1.0, 0.0, 9.0, 3.0, 4.0])
+    keep = kept_nodes(e, scores(values), selections({"name": "varied"}))
+    assert keep.tolist() == [prompt == 1 for prompt in e.rollout.prompt.tolist()]
+    keep = kept_nodes(e, scores(values), selections({"name": "varied"}, {"name": "extremes", "keep": 2}))
+    assert keep[e.rollout.leaf].tolist() == [False] * 4 + [True, True, False, False]
+    for t in e.rollout.transitions:
+        left = [1, 1] if len(t.node) == 8 else [1]
+        assert keep[t.node].int().tolist() == [0] * (len(t.node) // 2) + left + [0] * len(left)
+
+
 def test_unknown_options_of_a_credit_are_named() -> None:
     with pytest.raises(ValueError, match=r"credit.beta: credit leaf has no option 'beta'; it has none.*credit depth"):
         load_recipe("mixgrpo_flash_guard", ["credit.beta=1"])

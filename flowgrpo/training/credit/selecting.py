@@ -71,10 +71,7 @@ def balanced(rewards: Tensor, groups: Tensor, *, keep: Count, success: float = 0
 
 
 def varied(rewards: Tensor, groups: Tensor) -> Tensor:
-    """Groups whose rewards differ (DAPO). The loss is divided by their steps, and by a tree's steps to several images.
-
-    Steps of groups with equal rewards do not count. A step of a tree that leads to several images counts in any group.
-    """
+    """Groups whose rewards differ (DAPO). Groups of equal rewards do not enter the count that divides the loss."""
     return ~subsets.degenerate_rows(rewards, groups)
 
 
