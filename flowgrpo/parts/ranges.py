@@ -15,7 +15,7 @@ class _Given:
 
 Positive = Annotated[float, Field(gt=0)]
 Spread = Annotated[float, Field(gt=0, le=1000)]
-"""The weight of a noise of one's own, relative to 1. Above 1,000 the other noise has no effect in float32."""
+"""Weight of a sibling's own noise; the shared noise has weight 1, at most 1,000 times less."""
 NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 """From 0 to 1, both included."""
