@@ -164,7 +164,7 @@ def sample(
 
     index, _ = sample_texts(
         model, rows, out, seed=seed, count=count, temperature=temperature, overrides=overrides, base=base,
-        checkpoint=checkpoint, masked=kind == "masked", made=made,
+        checkpoint=checkpoint, masked=kind == "masked", source=None if file is None else str(file), made=made,
     )  # fmt: skip
     say(f"written to {index}")
 

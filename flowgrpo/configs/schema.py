@@ -24,6 +24,7 @@ from .sections import (
     TextDataConfig,
     named_once,
 )
+from .shown_pictures import pictures_are_shown
 
 
 class ModelConfig(Section):
@@ -248,6 +249,8 @@ class _ChatConfig(Section):
 class LanguageModelConfig(_ChatConfig):
     """The causal language model that is trained."""
 
+    needs = (pictures_are_shown,)
+
     path: str = Field(
         "arithmetic",
         description="`arithmetic` (embedded), `arithmetic:untrained`, a transformers folder, or a hub id.",
@@ -258,6 +261,9 @@ class LanguageModelConfig(_ChatConfig):
     gradient_checkpointing: bool = False
     attention: Literal["eager", "sdpa", "flash_attention_2"] | None = Field(
         None, description="Attention implementation of transformers; by default transformers chooses."
+    )
+    pictures: bool = Field(
+        False, description="Show the model the pictures in column `image` of the prompts; for a model that sees."
     )
     shared_prefix: bool = Field(
         True, description="Encode the prompt of a group once, and score equal completions of it once."

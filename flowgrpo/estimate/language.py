@@ -20,7 +20,9 @@ from ..core import categorical
 from ..text.key_value_cache import cache_of, state_bytes
 from ..text.masked_model import MaskedLanguageModel
 from ..text.model import LanguageModel, LanguageWeights
-from ..text.sampling import logits_kept, positions_of
+from ..text.model_folder import load_processor
+from ..text.prompt_batch import positions_of
+from ..text.sampling import logits_kept
 from ..text.scoring import completion_statistics
 from ..training.data import PromptRow
 from ..training.model_paths import DTYPES, language_folder
@@ -202,13 +204,13 @@ def _mends(found: TextEstimate) -> list[str]:
 
 def _language(recipe: TextRecipe, path: str) -> LanguageModel:
     """The model of a recipe on `meta`, from its configuration on this machine."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     config = shapes_of(path)
     # Kernels that need a GPU are counted as the fused attention of PyTorch, which keeps as much.
     options = {"attn_implementation": "eager"} if recipe.model.attention == "eager" else {}
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(
+        model = (AutoModelForImageTextToText if recipe.model.pictures else AutoModelForCausalLM).from_config(
             config, dtype=DTYPES[recipe.model.dtype], trust_remote_code=False, **options
         )
     return LanguageModel(model.eval(), SimpleNamespace(pad_token_id=0, eos_token_id=0))
@@ -235,10 +237,15 @@ def _longest(recipe: TextRecipe, path: str, rows: Sequence[PromptRow]) -> int | 
 
     model, some = recipe.model, [rows[place] for place in places_of(len(rows), MEASURED, "spread")]
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        processor = load_processor(path, local=True) if model.pictures else None
+        tokenizer = (
+            AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+            if processor is None
+            else processor.tokenizer
+        )
         chat = bool(getattr(tokenizer, "chat_template", None)) if model.chat is None else model.chat
-        language = LanguageModel(None, tokenizer, model.system, chat, model.chat_template_kwargs)
-        return max((len(language.encode(row.text, row.messages)) for row in some), default=None)
+        language = LanguageModel(None, tokenizer, model.system, chat, model.chat_template_kwargs, processor)
+        return max((len(language.encode(row.text, row.messages, row.pictures)) for row in some), default=None)
     except (OSError, ValueError, TypeError):  # transformers 4.56 has a TypeError for files that are missing
         return None
 

@@ -16,7 +16,7 @@ from ..core.addressing import address
 from ..text.diffusion_models import BLOCK_TYPES, block_size, type_of
 from ..text.masked_model import load_masked_model
 from ..text.model import LanguageModel, LanguageWeights, load_language_model, reinitialise
-from ..text.model_folder import is_masked_folder
+from ..text.model_folder import always_sees, is_masked_folder
 from ..training.data import PromptRow
 from ..training.distributed.processes import launched
 from ..training.lora_start import begin
@@ -24,6 +24,7 @@ from ..training.masked.masked_policy import MaskedPolicy, UnmaskedTexts
 from ..training.masked.masked_task import MaskedTask
 from ..training.model_paths import MASKED, UNTRAINED, language_folder, loading_options, masked_folder, quiet_libraries
 from ..training.planning import steps_of
+from ..training.recipe_prompts import pictured
 from ..training.session import lora_spec
 from ..training.text.text_policy import Completions, TextPolicy
 from ..training.text.text_task import TextTask
@@ -84,7 +85,9 @@ def recipe_of(model: str, overrides: Sequence[str] = (), *, masked: bool = False
         name = "trace_rl" if any(word.startswith("model.block=") for word in published) else "masked"
         recipe = load_recipe(name, [*plain, *published, *overrides])
     else:
-        recipe = load_recipe("text", ["model={}", "generation={}", "evaluate.batch=64", *overrides])
+        sees = (Path(model) / "config.json").is_file() and always_sees(Path(model))
+        plain = ["model={}", "generation={}", "evaluate.batch=64", *(["model.pictures=true"] if sees else [])]
+        recipe = load_recipe("text", [*plain, *overrides])
     if isinstance(recipe, Recipe):
         raise ValueError(f"{model} is a run of images, and makes no completions; name a run or a model of text")
     return recipe
@@ -216,6 +219,7 @@ def sample_texts(
     base: bool = False,
     checkpoint: str | None = None,
     masked: bool = False,
+    source: str | None = None,
     made: Callable[[Sequence[PromptRow], Completions | UnmaskedTexts], None] | None = None,
 ) -> tuple[Path, list[str]]:
     """Complete prompts, and write the completions with the fields of a run's `samples/index.jsonl`, batch by batch.
@@ -235,6 +239,7 @@ def sample_texts(
         base: for a run, use the model before training.
         checkpoint: for a run, use this checkpoint.
         masked: as in `recipe_of`.
+        source: the file of the prompts, for the pictures that they show.
         made: called with the prompts and the completions of each batch, after they are written.
 
     Returns:
@@ -247,6 +252,8 @@ def sample_texts(
     new_index(out, "sampled")
     recipe = recipe_of(model, overrides, masked=masked)
     heat = recipe.generation.temperature if temperature is None else temperature
+    if source is not None:
+        rows = pictured(recipe, list(rows), source)
     task = text_task(model, recipe, base=base, checkpoint=checkpoint)
     kept = KeptSamples(out, 0 if base else iterations_done(model, checkpoint), PHASE, "sampled")
     texts: list[str] = []

@@ -65,9 +65,7 @@ def template_ids(
     Raises:
         ValueError: the template refuses the conversation.
     """
-    talk = list(messages) if messages is not None else [{"role": "user", "content": prompt}]
-    if system is not None and talk[0]["role"] != "system":
-        talk.insert(0, {"role": "system", "content": system})
+    talk = conversation(prompt, messages, system)
     try:
         continues = talk[-1]["role"] == "assistant"
         text = tokenizer.apply_chat_template(
@@ -81,6 +79,17 @@ def template_ids(
     # The template writes the special tokens itself.
     ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
     return ids
+
+
+def conversation(
+    prompt: str, messages: Sequence[Mapping[str, str]] | None, system: str | None
+) -> list[Mapping[str, str]]:
+    """The messages of a prompt or of a conversation, with the system message before them if they have none."""
+    alone = [{"role": "user", "content": prompt}]
+    talk: list[Mapping[str, str]] = list(alone if messages is None else messages)
+    if system is not None and talk[0]["role"] != "system":
+        talk.insert(0, {"role": "system", "content": system})
+    return talk
 
 
 def without_template(prompt: str, messages: Sequence[Mapping[str, str]] | None) -> str:

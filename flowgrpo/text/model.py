@@ -18,10 +18,12 @@ from ..weights.merging import merged_weight, refuse_shared
 from ..weights.pipeline_folders import from_hub
 from ..weights.saving import ADAPTER_FILE, PEFT_PREFIX, put_adapter, save_adapter
 from ..weights.trained import ADAPTER, TrainedWeights
-from .chat_templates import template_ids, uses_template, without_template
+from .chat_templates import conversation, template_ids, uses_template, without_template
 from .key_value_cache import cache_of, has_states, select_rows
-from .model_folder import check_language_folder, load_whole
+from .model_folder import check_language_folder, load_processor, load_whole
+from .pictured import PicturedIds, Shown, pictured_ids
 from .positions import room_of
+from .prompt_batch import PromptBatch
 from .recomputing import recompute
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ class LanguageModel:
         system: a system message, for chat templates.
         chat: whether prompts go through the chat template.
         chat_template_kwargs: values for further variables of the chat template.
+        processor: of a model that is shown pictures; None for a model that reads text alone.
     """
 
     model: Any
@@ -47,6 +50,7 @@ class LanguageModel:
     system: str | None = None
     chat: bool = False
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    processor: Any = None
 
     @cached_property
     def positions(self) -> int | None:
@@ -97,12 +101,52 @@ class LanguageModel:
             raise ValueError("the tokenizer has no eos_token, so completions never end; give it one and save it")
         return tuple(dict.fromkeys(int(token) for token in found))
 
-    def encode(self, prompt: str, messages: Sequence[Mapping[str, str]] | None = None) -> list[int]:
-        """Token ids of a prompt, or of a conversation so far, see `template_ids`."""
+    @cached_property
+    def unsaid(self) -> tuple[int, ...]:
+        """Tokens that stand for pictures, sounds and films, and that a completion never has; none without a processor.
+
+        A model would look for the picture of each of these tokens.
+        """
+        if self.processor is None:
+            return ()
+        config = self.model.config
+        found = (getattr(config, f"{what}_token_id", None) for what in ("image", "video", "audio"))
+        # Older versions of transformers have other names for some models.
+        older = (getattr(config, f"{what}_token_index", None) for what in ("image", "video", "audio"))
+        return tuple(dict.fromkeys(int(token) for token in (*found, *older) if isinstance(token, int)))
+
+    def said(self, logits: Tensor) -> Tensor:
+        """Logits [..., V] in which a token of `unsaid` has no chance; they are changed in place."""
+        for token in self.unsaid:
+            logits[..., token] = -torch.inf
+        return logits
+
+    def encode(
+        self,
+        prompt: str,
+        messages: Sequence[Mapping[str, str]] | None = None,
+        pictures: Shown | Sequence[Shown] | None = None,
+    ) -> list[int]:
+        """Token ids of a prompt, or of a conversation so far, see `template_ids`; with pictures, see `pictured_ids`."""
+        if pictures is not None and self.processor is not None:
+            shown = pictures if isinstance(pictures, Sequence) else [pictures]
+            talk = conversation(prompt, messages, self.system)
+            return pictured_ids(self.processor, self.model, talk, shown, self.chat_template_kwargs)
         if self.chat:
             return template_ids(self.tokenizer, prompt, messages, self.system, self.chat_template_kwargs)
         plain: list[int] = self.tokenizer(without_template(prompt, messages)).input_ids
         return plain
+
+    def batch(self, prompts: Sequence[Sequence[int]]) -> PromptBatch:
+        """Prompts in one batch on the device of the model.
+
+        Raises:
+            ValueError: a prompt has tokens of a picture, and the picture is lost.
+        """
+        for token in self.unsaid:
+            if any(token in row for row in prompts if not isinstance(row, PicturedIds)):
+                raise ValueError("a prompt has tokens of pictures without its pictures; encode it with `pictures`")
+        return PromptBatch(prompts, self.pad, next(self.model.parameters()).device, self.model.dtype)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of a completion, without special tokens."""
@@ -118,6 +162,7 @@ def load_language_model(
     chat: bool | None = None,
     system: str | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
+    pictures: bool = False,
 ) -> LanguageModel:
     """Load a folder or hub id of transformers, in evaluation mode, because dropout makes log-probs irreproducible.
 
@@ -128,22 +173,29 @@ def load_language_model(
         chat: whether to use the chat template; None uses it if there is one.
         system: a system message; needs a chat template.
         chat_template_kwargs: values for further variables of the chat template, such as `enable_thinking`.
+        pictures: whether prompts show pictures to the model.
 
     Raises:
         ValueError: if a file of the folder is missing or damaged, weights are missing, the model needs code of its own,
             a chat template is needed and there is none, or it does not read one of the variables.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
     if Path(path).is_dir():
-        check_language_folder(Path(path))
+        check_language_folder(Path(path), pictures=pictures)
     options = {} if attention is None else {"attn_implementation": attention}
+    kind, processor = AutoModelForImageTextToText if pictures else AutoModelForCausalLM, None
     # Every supported version takes this name; newer versions prefer `dtype`.
     with from_hub(path):
-        model = load_whole(AutoModelForCausalLM, path, dtype=dtype, **options)
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        model = load_whole(kind, path, dtype=dtype, **options)
+        if pictures:
+            processor = load_processor(path)
+            tokenizer = processor.tokenizer
+        else:
+            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     values = dict(chat_template_kwargs or {})
-    return LanguageModel(model, tokenizer, system, uses_template(tokenizer, path, chat, system, values), values)
+    chats = uses_template(tokenizer, path, chat, system, values)
+    return LanguageModel(model, tokenizer, system, chats, values, processor)
 
 
 def reinitialise(language: LanguageModel, seed: int) -> None:
@@ -189,7 +241,8 @@ class LanguageWeights(TrainedWeights):
             save_adapter(self.pipe.model, ADAPTER, folder)
         else:
             self.pipe.model.save_pretrained(folder)
-        self.pipe.tokenizer.save_pretrained(folder)
+        # The files of a processor hold those of its tokenizer.
+        (getattr(self.pipe, "processor", None) or self.pipe.tokenizer).save_pretrained(folder)
 
     def load_lora(self, folder: str | Path) -> None:
         """Load the adapter that `save` wrote, exact to the last bit."""
@@ -231,7 +284,7 @@ def note_on_experts(model: nn.Module) -> str | None:
         model: a model of transformers with a LoRA.
     """
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters() if ".lora_" not in name}
-    stacked = [name for name, parameter in model.named_parameters() if parameter.dim() > 2 and name in sizes]
+    stacked = [name for name, parameter in model.named_parameters() if parameter.dim() == 3 and name in sizes]
     share = sum(sizes[name] for name in stacked) / sum(sizes.values())
     if share < STACKED:
         return None
@@ -252,8 +305,8 @@ FUSED = {"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"}
 def linear_layers(model: Any) -> tuple[str, ...]:
     """Full names of the linear layers that a LoRA on text adapts: all but the output layer.
 
-    A model that also reads images or sounds has layers for them, such as a vision tower. Text does not pass through
-    these layers, so they have no adapter. Some other layers have none either: layers whose weights are read from
+    A model that also reads images or sounds has layers for them, such as a vision tower. These layers have no adapter,
+    also where prompts show pictures. Some other layers have none either: layers whose weights are read from
     outside, layers that give more than a product, such as routers of experts, and layers of a mixture of experts whose
     adapters peft would put on all experts.
 
@@ -261,7 +314,7 @@ def linear_layers(model: Any) -> tuple[str, ...]:
         ValueError: there are none.
     """
     head, several = model.get_output_embeddings(), model.config.get_text_config() is not model.config
-    reached = set((model.get_decoder() if several else model).modules())
+    reached = set((_decoder_of(model) if several else model).modules())
     passed = _read_from_outside(model)
     found = tuple(
         name
@@ -271,6 +324,13 @@ def linear_layers(model: Any) -> tuple[str, ...]:
     if not found:
         raise ValueError(f"{type(model).__name__} has no linear layers for a LoRA; write model.train: full")
     return _not_moved(model, found)
+
+
+def _decoder_of(model: Any) -> nn.Module:
+    """The part of a model through which text passes. Older versions of transformers give more for some models."""
+    found = model.get_decoder()
+    inner = next((getattr(found, name) for name in ("text_model", "language_model") if hasattr(found, name)), found)
+    return inner  # type: ignore[no-any-return]
 
 
 def _is_a_product(layer: Any) -> bool:

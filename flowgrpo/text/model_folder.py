@@ -13,12 +13,13 @@ _NAMED = 3
 """How many missing weights a message names."""
 
 
-def check_language_folder(folder: Path, *, masked: bool = False) -> None:
+def check_language_folder(folder: Path, *, masked: bool = False, pictures: bool = False) -> None:
     """Check the configuration, the tokenizer and the weights.
 
     Args:
         folder: of transformers.
         masked: whether it should hold a masked language model, and not a causal one.
+        pictures: whether it should hold a causal language model that is shown pictures.
 
     Raises:
         ValueError: if something is missing, damaged, or of a type that transformers does not have; one line for each
@@ -28,9 +29,12 @@ def check_language_folder(folder: Path, *, masked: bool = False) -> None:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     wanted = "masked" if masked else "causal"
+    seeing = set(modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
     classes = (
         {*modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES, *DIFFUSION_TYPES}
         if masked
+        else seeing
+        if pictures
         else set(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
     )
     path = folder / "config.json"
@@ -51,6 +55,16 @@ def check_language_folder(folder: Path, *, masked: bool = False) -> None:
             f"{path}: model_type is {kind!r}, which transformers does not have; get the model again, or a newer "
             "transformers"
         )
+    elif pictures and kind not in classes:
+        faults.append(
+            f"{path}: model_type is {kind!r}, which is not a language model that is shown pictures; use a model that "
+            "is one, or leave out model.pictures"
+        )
+    elif kind not in classes and not masked and kind in seeing:
+        faults.append(
+            f"{path}: model_type is {kind!r}, which is a language model that is shown pictures; write model.pictures: "
+            "true, and give the prompts a column `image`"
+        )
     elif kind not in classes:
         faults.append(
             f"{path}: model_type is {kind!r}, which is not a {wanted} language model; use a model that is one"
@@ -58,6 +72,50 @@ def check_language_folder(folder: Path, *, masked: bool = False) -> None:
     faults += [*tokenizer_faults(folder), *weight_faults(folder)]
     if faults:
         raise ValueError("\n".join(faults))
+
+
+def always_sees(folder: Path) -> bool:
+    """Whether transformers has the model of a folder only as a model that is shown pictures, and not as one of text."""
+    from transformers.models.auto import modeling_auto
+
+    kind = read_json_object(folder / "config.json").get("model_type")
+    causal, seeing = (
+        modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    )
+    return kind in seeing and kind not in causal
+
+
+def load_processor(path: str, *, local: bool = False) -> Any:
+    """The processor of a model that is shown pictures; its tokenizer has the chat template.
+
+    Args:
+        path: a folder or hub id.
+        local: take only files that are on this machine.
+
+    Raises:
+        ValueError: the processor is missing, or has no chat template.
+    """
+    from transformers import AutoProcessor
+
+    try:
+        found = AutoProcessor.from_pretrained(path, local_files_only=local, trust_remote_code=False)
+    except (OSError, ValueError, TypeError) as error:
+        raise ValueError(
+            f"{path}: model.pictures needs the processor of the model, which cannot be loaded ({error}); get all files "
+            "of the model again, preprocessor_config.json among them"
+        ) from error
+    if not hasattr(found, "tokenizer") or not hasattr(found, "image_processor"):
+        raise ValueError(
+            f"{path}: model.pictures needs a processor of text and pictures, and the folder has a "
+            f"{type(found).__name__}; get all files of the model again, preprocessor_config.json among them"
+        )
+    if not isinstance(template := getattr(found, "chat_template", None) or found.tokenizer.chat_template, str):
+        raise ValueError(
+            f"{path}: model.pictures needs a chat template, and the processor has none; add one and save it"
+        )
+    found.tokenizer.chat_template = template
+    return found
 
 
 def load_whole(kind: Any, path: str, **options: Any) -> Any:

@@ -22,6 +22,7 @@ from ..core.advantages import as_precise
 from ..core.categorical import pick, tempered
 from .broken import refuse_nan
 from .key_value_cache import cache_argument, cache_of, has_keys, select_rows
+from .prompt_batch import positions_after
 
 if TYPE_CHECKING:
     # This imports the libraries of models, and a recipe is read without them.
@@ -65,19 +66,6 @@ class Sampler(Protocol):
         stop: Sequence[str] = (),
     ) -> Sampled:
         """B completions of P prompts."""
-
-
-def left_padded(rows: Sequence[Sequence[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Ids [B, L] with padding before each row, and the mask [B, L] of the tokens that are not padding."""
-    width = max(len(row) for row in rows)
-    ids = torch.tensor([[pad] * (width - len(row)) + list(row) for row in rows], device=device)
-    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=device)
-    return ids, mask
-
-
-def positions_of(mask: Tensor) -> Tensor:
-    """Position ids [B, L] that count only the tokens inside the mask [B, L]."""
-    return (mask.cumsum(1) - 1).clamp(min=0)
 
 
 def filtered(logits: Tensor, top_k: int | None, top_p: float | None, min_p: float | None = None) -> Tensor:
@@ -140,10 +128,14 @@ def sample_completions(
     uniform = torch.stack(
         [torch.rand(max_tokens, generator=torch.Generator().manual_seed(key), dtype=torch.float64) for key in keys]
     )
-    ids, mask = left_padded(prompts, language.pad, device)
+    batch = language.batch(prompts)
+    mask, shift = batch.mask, batch.shift
     last, into = logits_kept(model, 1), cache_argument(model)
-    out = model(input_ids=ids, attention_mask=mask, position_ids=positions_of(mask), use_cache=True, **last)
-    cache, logits = cache_of(out), out.logits[:, -1]
+    out = model(
+        input_ids=batch.ids, attention_mask=mask, position_ids=batch.positions(), use_cache=True, **last,
+        **batch.inputs(),
+    )  # fmt: skip
+    cache, logits = cache_of(out), language.said(out.logits[:, -1])
     masks = has_keys(cache)
     state = torch.tensor(list(owner), device=device)  # which row of the cache each completion that goes on continues
     alive = torch.arange(count, device=device)
@@ -180,14 +172,15 @@ def sample_completions(
         alive, before = alive[going], different // size
         if not torch.equal(before, torch.arange(len(mask), device=device)):
             select_rows(cache, before)
+            shift = None if shift is None else shift[before]
         mask = torch.cat([mask[before], mask.new_ones(len(before), 1)], dim=1)
         # Without keys there is nothing to leave out, and Mamba would apply the whole mask to a single token.
         left_out = {"attention_mask": mask} if masks else {}
         out = model(
-            input_ids=(different % size)[:, None], position_ids=positions_of(mask)[:, -1:], use_cache=True,
-            **{into: cache}, **left_out,
+            input_ids=(different % size)[:, None], position_ids=positions_after(mask, shift, 1),
+            use_cache=True, **{into: cache}, **left_out,
         )  # fmt: skip
-        cache, logits = cache_of(out), out.logits[:, -1]
+        cache, logits = cache_of(out), language.said(out.logits[:, -1])
     return Sampled(found, chances, ended)
 
 

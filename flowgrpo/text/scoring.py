@@ -13,7 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 from ..core.categorical import tempered, token_log_probs
 from .key_value_cache import cache_argument, cache_of, select_rows
-from .sampling import left_padded, logits_kept, positions_of
+from .prompt_batch import PromptBatch, positions_after
+from .sampling import logits_kept
 
 if TYPE_CHECKING:
     # This imports the libraries of models, and a recipe is read without them.
@@ -152,9 +153,8 @@ def _statistics(
 ) -> Statistics:
     device = next(language.model.parameters()).device
     ids, mask = right_padded(completions, language.pad, device)
-    heads, head_mask = left_padded(prompts, language.pad, device)
-    rows = torch.tensor(list(owner), device=device)
-    parts = through(language.model, heads, head_mask, rows, ids, mask)
+    given = through(language.model, language.batch(prompts), owner, ids, mask)
+    parts = [language.said(logits) for logits in given]
     # One number a token is joined, and not its logits, which would be in memory twice.
     starts = list(itertools.accumulate((logits.shape[1] for logits in parts), initial=0))
     # The last logits of a whole sequence belong to no token. A cut would copy all the others.
@@ -172,34 +172,35 @@ def _statistics(
     return Statistics(found, mask, spread, torch.cat(values, dim=1))
 
 
-def _plain(model: Any, heads: Tensor, head_mask: Tensor, rows: Tensor, ids: Tensor, mask: Tensor) -> list[Tensor]:
+def _plain(model: Any, batch: PromptBatch, owner: Sequence[int], ids: Tensor, mask: Tensor) -> list[Tensor]:
     """One tensor of logits [B, T + 1, V], prompt and completion in one sequence; the last ones follow the end."""
-    whole = torch.cat([head_mask[rows], mask.long()], dim=1)
-    keep = ids.shape[1] + 1
+    rows = torch.tensor(list(owner), device=ids.device)
+    whole = torch.cat([batch.mask[rows], mask.long()], dim=1)
+    keep, shift = ids.shape[1] + 1, None if batch.shift is None else batch.shift[rows]
+    after = positions_after(whole, shift, ids.shape[1])
     out = model(
-        input_ids=torch.cat([heads[rows], ids], dim=1), attention_mask=whole, position_ids=positions_of(whole),
-        use_cache=False, **logits_kept(model, keep),
+        input_ids=torch.cat([batch.ids[rows], ids], dim=1), attention_mask=whole,
+        position_ids=torch.cat([batch.positions()[..., rows, :], after], dim=-1),
+        use_cache=False, **logits_kept(model, keep), **batch.inputs(owner, ids.shape[1]),
     )  # fmt: skip
     return [out.logits if out.logits.shape[1] == keep else out.logits[:, -keep:]]
 
 
-def _shared(model: Any, heads: Tensor, head_mask: Tensor, rows: Tensor, ids: Tensor, mask: Tensor) -> list[Tensor]:
+def _shared(model: Any, batch: PromptBatch, owner: Sequence[int], ids: Tensor, mask: Tensor) -> list[Tensor]:
     """Logits [B, 1, V] of the first token, from the pass over each prompt, and [B, T-1, V] of the other tokens."""
+    rows = torch.tensor(list(owner), device=ids.device)
     out = model(
-        input_ids=heads,
-        attention_mask=head_mask,
-        position_ids=positions_of(head_mask),
-        use_cache=True,
-        **logits_kept(model, 1),
-    )
+        input_ids=batch.ids, attention_mask=batch.mask, position_ids=batch.positions(), use_cache=True,
+        **logits_kept(model, 1), **batch.inputs(),
+    )  # fmt: skip
     first = out.logits[rows, -1:]
     if ids.shape[1] == 1:
         return [first]
-    cache = cache_of(out)
+    cache, shift = cache_of(out), None if batch.shift is None else batch.shift[rows]
     select_rows(cache, rows)
-    whole = torch.cat([head_mask[rows], mask[:, :-1].long()], dim=1)
+    whole = torch.cat([batch.mask[rows], mask[:, :-1].long()], dim=1)
     rest = model(
-        input_ids=ids[:, :-1], attention_mask=whole, position_ids=positions_of(whole)[:, heads.shape[1] :],
+        input_ids=ids[:, :-1], attention_mask=whole, position_ids=positions_after(whole, shift, ids.shape[1] - 1),
         use_cache=True, **{cache_argument(model): cache},
     )  # fmt: skip
     return [first, rest.logits]

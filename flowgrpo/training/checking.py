@@ -33,7 +33,15 @@ from .prompt_embeddings import met_at_most
 from .prompt_lengths import long_prompts
 from .recipe_findings import Checked, Fault
 from .recipe_plans import check_plans, idle_plan_options
-from .recipe_prompts import check_data, columns_of_run, note_left_out, note_oddities, note_shared_prompts, sound_prompts
+from .recipe_prompts import (
+    check_data,
+    columns_of_run,
+    note_left_out,
+    note_oddities,
+    note_shared_prompts,
+    shows_pictures,
+    sound_prompts,
+)
 from .text.answer_objective import tried
 
 HIGHEST_FULL_RATE = 2e-4
@@ -117,7 +125,7 @@ def _note_columns(found: Checked) -> None:
     if data is None or found.texts("fault", "needed"):
         return
     parameters = call_parameters(found.folder) if isinstance(recipe, Recipe) else {}
-    takes = None if parameters is None else IMAGE in parameters
+    takes = None if parameters is None else IMAGE in parameters or shows_pictures(recipe)
     for source, rows in ((recipe.data.train, data.train.rows), (recipe.data.heldout, data.heldout)):
         note_left_out(found, str(source), rows, takes)
         note_oddities(found, str(source), rows)
@@ -133,7 +141,8 @@ def _model(found: Checked) -> None:
         text = f"model.path {path} is not a folder here, so it is taken for a hub id, which is read when a run starts"
         return found.findings.append(Fault("unknown", text, "model.path"))
     before = len(found.findings)
-    found.attempt("model.path", check_folder, found.folder, recipe.task)
+    pictures = shows_pictures(recipe)
+    found.attempt("model.path", check_folder, found.folder, recipe.task, pictures)
     if len(found.findings) > before:
         return
     if isinstance(recipe, Recipe):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..configs.schema import MaskedModelConfig
+from ..configs.schema import LanguageModelConfig, MaskedModelConfig
 from ..pipelines.pictures import ENDINGS, Picture
 from ..text.model_folder import check_language_folder
 from ..weights.json_files import read_json_object
@@ -84,12 +84,13 @@ def looks_local(path: str) -> bool:
     return path.startswith((".", "/", "~")) or path.count("/") != 1
 
 
-def check_folder(path: str, task: str) -> type | None:
+def check_folder(path: str, task: str, pictures: bool = False) -> type | None:
     """Check the folder of a model without loading a weight. A hub id is not checked.
 
     Args:
         path: as `model_folder` or `language_folder` returns it.
         task: "images", "text" or "masked".
+        pictures: text: whether prompts show pictures to the model.
 
     Returns:
         The class of the pipeline; None if the folder does not say it.
@@ -101,7 +102,7 @@ def check_folder(path: str, task: str) -> type | None:
         return None
     if task == "images":
         return check_pipeline_folder(Path(path))
-    check_language_folder(Path(path), masked=task == "masked")
+    check_language_folder(Path(path), masked=task == "masked", pictures=pictures)
     return None
 
 
@@ -118,6 +119,7 @@ def loading_options(model: Any) -> dict[str, Any]:
         "system": model.system,
         "chat_template_kwargs": model.chat_template_kwargs,
         **({"block": model.block} if isinstance(model, MaskedModelConfig) else {}),
+        **({"pictures": model.pictures} if isinstance(model, LanguageModelConfig) else {}),
     }
 
 

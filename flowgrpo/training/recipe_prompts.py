@@ -10,7 +10,7 @@ from ..configs.prompt_source import HUB, prompt_source
 from ..configs.schema import AnyRecipe, Recipe, TextRecipe
 from ..configs.sections import SPLITS
 from ..rewards.base import FROM_RUN, RESERVED
-from .data import IMAGE, Data, PromptRow, PromptStream, column_names, read_prompts
+from .data import IMAGE, Data, PromptRow, PromptStream, column_names, read_prompts, with_pictures
 from .distributed.processes import Processes
 from .prompts.chosen_prompts import evaluated_rows
 from .prompts.hub_sets import pinned
@@ -32,7 +32,29 @@ def read_heldout(recipe: AnyRecipe) -> list[PromptRow]:
 def read_split(recipe: AnyRecipe, split: str, fetch: bool = True) -> list[PromptRow]:
     """The prompts of one of `SPLITS`, at most `evaluate.prompts`; empty if the recipe names none."""
     source = recipe.data.source(split)
-    return evaluated_rows(read_prompts(source, fetch), recipe.evaluate) if source else []
+    return pictured(recipe, evaluated_rows(read_prompts(source, fetch), recipe.evaluate), source) if source else []
+
+
+def shows_pictures(recipe: AnyRecipe) -> bool:
+    """Whether a language model is shown the pictures of its prompts."""
+    return isinstance(recipe, TextRecipe) and recipe.model.pictures
+
+
+def pictured(recipe: AnyRecipe, rows: list[PromptRow], source: str) -> list[PromptRow]:
+    """The prompts of a file with their pictures, if the recipe shows them to a language model.
+
+    Raises:
+        ValueError: the recipe shows pictures and the file has none, or a picture is missing or cannot be read.
+    """
+    if not shows_pictures(recipe):
+        return rows
+    found = with_pictures(rows, source)
+    if any(row.pictures is None for row in found):
+        raise ValueError(
+            f"{source}: the prompts have no column `{IMAGE}`, and model.pictures is true; give each prompt the path of "
+            f"its picture, or a list of paths, in a column `{IMAGE}`"
+        )
+    return found
 
 
 def columns_of_run(recipe: AnyRecipe) -> tuple[str, ...]:
@@ -90,7 +112,7 @@ def sound_prompts(recipe: AnyRecipe, source: str, fetch: bool) -> list[PromptRow
         )
     if isinstance(recipe, Recipe):
         refuse_conversations(rows)
-    return rows
+    return pictured(recipe, rows, source)
 
 
 def refuse_conversations(rows: Sequence[PromptRow]) -> None:

@@ -16,6 +16,7 @@ from .data import PromptRow
 from .folder.model_card import CardFacts, card_text, write_card
 from .folder.run_folder import RunFolder
 from .model_paths import model_folder, recommended_arguments
+from .recipe_prompts import shows_pictures
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def write_result_card(
         call=_call(recipe),
         left_out=tuple(_left_out(folder, kind, recipe, known.pipe)),
         video=_makes_videos(run),
-        pictures=any(row.pictures is not None for row in rows[:1]),
+        pictures=shows_pictures(recipe) or any(row.pictures is not None for row in rows[:1]),
         chat=_chats(folder, recipe, known.pipe),
         own_class=isinstance(recipe, MaskedRecipe) and _has_own_class(folder, recipe, known.pipe),
     )

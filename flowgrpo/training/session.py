@@ -23,6 +23,7 @@ from ..rewards.runner import RewardSet
 from ..text.masked_model import MaskedLanguageModel, load_masked_model
 from ..text.model import LanguageModel, LanguageWeights, load_language_model, note_on_experts, reinitialise
 from ..text.sampling import stopping
+from ..text.sight_check import check_sight
 from ..weights.kernel_choice import in_a_fixed_order
 from ..weights.saving import local_folder
 from ..weights.trained import LoraSpec, TrainedWeights, cast_base
@@ -290,10 +291,13 @@ def load_text_task(
     check_prompts(
         recipe,
         data,
-        lambda row: len(language.encode(row.text, row.messages)),
+        lambda row: len(language.encode(row.text, row.messages, row.pictures)),
         lambda row, count: check_positions(language, row.text, count, recipe.generation.max_tokens),
         note,
     )
+    if model.pictures:
+        first = data.train.rows[0]
+        check_sight(language, language.encode(first.text, first.messages, first.pictures))
     if model.train == "lora":
         weights = LanguageWeights.adapter(language, lora_spec(model.lora), seed=recipe.run.seed)
         begin(weights, recipe)

@@ -10,11 +10,10 @@ from transformers import PreTrainedTokenizerFast
 
 from flowgrpo.core.categorical import pick
 from flowgrpo.text.model import LanguageModel
+from flowgrpo.text.prompt_batch import PromptBatch
 from flowgrpo.text.sampling import (
     completion_keys,
     filtered,
-    left_padded,
-    positions_of,
     sample_completions,
     stopping,
 )
@@ -66,10 +65,12 @@ def test_filters_by_hand() -> None:
 
 
 def test_padding_by_hand() -> None:
-    ids, mask = left_padded([[5, 6, 7], [8]], 0, torch.device("cpu"))
-    assert ids.tolist() == [[5, 6, 7], [0, 0, 8]]
-    assert mask.tolist() == [[1, 1, 1], [0, 0, 1]]
-    assert positions_of(mask).tolist() == [[0, 1, 2], [0, 0, 0]]
+    batch = PromptBatch([[5, 6, 7], [8]], 0, torch.device("cpu"), torch.float32)
+    assert batch.ids.tolist() == [[5, 6, 7], [0, 0, 8]]
+    assert batch.mask.tolist() == [[1, 1, 1], [0, 0, 1]]
+    assert batch.positions().tolist() == [[0, 1, 2], [0, 0, 0]]
+    assert batch.inputs() == {}
+    assert batch.shift is None
 
 
 def test_the_likeliest_tokens_are_those_of_generate(language: LanguageModel) -> None:

@@ -67,7 +67,9 @@ def _imports(recipe: AnyRecipe, facts: CardFacts) -> list[str]:
         adapter = ["from peft import PeftModel"] if facts.kind == "lora" else []
         if facts.own_class:
             return [*adapter, "from flowgrpo.text.masked_model import load_masked_model"]
-        return [*adapter, f"from transformers import {_class(recipe)}, AutoTokenizer"]
+        reads = "AutoProcessor" if _sees(recipe) else "AutoTokenizer"
+        pictures = ["from PIL import Image"] if _sees(recipe) else []
+        return [*adapter, *pictures, f"from transformers import {_class(recipe)}, {reads}"]
     video = ["from diffusers.utils import export_to_video"] if facts.video else []
     pictures = ["from diffusers.utils import load_image"] if facts.pictures else []
     return ["from diffusers import DiffusionPipeline", *video, *pictures]
@@ -116,14 +118,21 @@ def _shown(call: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _sees(recipe: AnyRecipe) -> bool:
+    return isinstance(recipe, TextRecipe) and recipe.model.pictures
+
+
 def _class(recipe: TextRecipe | MaskedRecipe) -> str:
+    if _sees(recipe):
+        return "AutoModelForImageTextToText"
     return "AutoModelForCausalLM" if isinstance(recipe, TextRecipe) else "AutoModelForMaskedLM"
 
 
 def _of_words(recipe: TextRecipe | MaskedRecipe, facts: CardFacts) -> list[str]:
-    """The lines that load a language model and its tokenizer."""
+    """The lines that load a language model and its tokenizer, or its processor."""
     dtype = f"dtype=torch.{recipe.model.dtype}"
-    lines = ["tokenizer = AutoTokenizer.from_pretrained(RESULT)"]
+    reads = ("processor", "AutoProcessor") if _sees(recipe) else ("tokenizer", "AutoTokenizer")
+    lines = [f"{reads[0]} = {reads[1]}.from_pretrained(RESULT)"]
     if facts.kind == "lora":
         lines.append(f"base = {_class(recipe)}.from_pretrained(BASE, {dtype})")
         return [*lines, "model = PeftModel.from_pretrained(base, RESULT)"]
@@ -153,7 +162,27 @@ def _of_masks(recipe: MaskedRecipe, facts: CardFacts) -> list[str]:
     ]
 
 
+def _of_pictures(recipe: TextRecipe, facts: CardFacts) -> list[str]:
+    options = f", **{recipe.model.chat_template_kwargs!r}" if recipe.model.chat_template_kwargs else ""
+    longest, texts = recipe.generation.max_tokens, recipe.generation.stop
+    stop = f", stop_strings={texts!r}, tokenizer=processor.tokenizer" if texts else ""
+    return [
+        *_of_words(recipe, facts),
+        'content = [{"type": "image"}, {"type": "text", "text": "a prompt"}]',
+        'messages = [{"role": "user", "content": content}]',
+        f"text = processor.apply_chat_template(messages, add_generation_prompt=True{options})",
+        'picture = Image.open("picture.png").convert("RGB")',
+        'options = {"add_special_tokens": False, "return_tensors": "pt"}',
+        "inputs = processor(text=[text], images=[[picture]], **options).to(model.dtype)",
+        f"output = model.generate(**inputs, max_new_tokens={longest}, do_sample=False{stop})",
+        'answer = output[0, inputs["input_ids"].shape[1] :]',
+        "print(processor.tokenizer.decode(answer, skip_special_tokens=True))",
+    ]
+
+
 def _of_text(recipe: TextRecipe, facts: CardFacts) -> list[str]:
+    if _sees(recipe):
+        return _of_pictures(recipe, facts)
     lines = _of_words(recipe, facts)
     if facts.chat:
         lines.append('messages = [{"role": "user", "content": "a prompt"}]')

@@ -134,7 +134,7 @@ def _head(recipe: AnyRecipe, facts: CardFacts, base: str | None) -> dict[str, An
 def pipeline_tag(text: bool, facts: CardFacts) -> str:
     """The hub's word for what a model does."""
     if text:
-        return "text-generation"
+        return "image-text-to-text" if facts.pictures else "text-generation"
     return f"{'image' if facts.pictures else 'text'}-to-{'video' if facts.video else 'image'}"
 
 

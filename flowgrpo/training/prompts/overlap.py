@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from .prompt_rows import PromptRow
 
@@ -69,9 +70,11 @@ def overlap_lines(rows: Sequence[PromptRow], name: str, others: Sequence[PromptR
 
 
 def said(row: PromptRow) -> str:
-    """The words of a prompt or a conversation; texts that differ in spaces alone have equal words."""
+    """The words of a prompt or a conversation, and the names of its pictures; spaces make no difference."""
     words = [row.text] if row.messages is None else [f"{m['role']}: {m['content']}" for m in row.messages]
-    return " ".join(" ".join(words).split())
+    shown = row.columns.get("image")
+    names = [Path(one).name for one in (shown if isinstance(shown, list) else [shown]) if isinstance(one, str)]
+    return " ".join(" ".join([*words, *names]).split())
 
 
 def _spread(rows: Sequence[PromptRow], most: int) -> Sequence[PromptRow]:

@@ -220,7 +220,7 @@ def fitted(language: LanguageModel, row: PromptRow, tokens: int) -> list[int]:
     Raises:
         ValueError: the model has no positions for the prompt and a completion of `tokens` tokens.
     """
-    ids = language.encode(row.text, row.messages)
+    ids = language.encode(row.text, row.messages, row.pictures)
     check_positions(language, row.text, len(ids), tokens)
     return ids
 

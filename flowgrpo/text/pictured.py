@@ -1,0 +1,119 @@
+"""Prompts that show pictures to a language model."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import jinja2
+from torch import Tensor
+
+MARK = "<image>"
+"""Stands in the text of a prompt for its next picture."""
+_KINDS = "type_ids"
+_COUNTED = ("input_ids", "attention_mask")
+
+
+class Shown(Protocol):
+    """A picture in a file."""
+
+    def read(self) -> Any:
+        """The picture, as an RGB image of Pillow."""
+
+
+class PicturedIds(list[int]):
+    """Token ids of a prompt that shows pictures, and what the model needs beside them.
+
+    Attributes:
+        inputs: name -> tensor, further arguments of the model's call. The first dimension counts pictures, or parts of
+            pictures.
+        kinds: name -> [L] kinds of the tokens, for models that tell tokens of pictures from words.
+        places: [3, L] positions in time, height and width; None for a model that counts tokens.
+    """
+
+    def __init__(
+        self, ids: Sequence[int], inputs: Mapping[str, Tensor], kinds: Mapping[str, Tensor], places: Tensor | None
+    ) -> None:
+        super().__init__(ids)
+        self.inputs, self.kinds, self.places = dict(inputs), dict(kinds), places
+
+
+def pictured_ids(
+    processor: Any,
+    model: Any,
+    talk: Sequence[Mapping[str, str]],
+    pictures: Sequence[Shown],
+    variables: Mapping[str, Any],
+) -> PicturedIds:
+    """Token ids of a conversation that shows pictures, through the chat template of a processor.
+
+    Args:
+        processor: of the model, whose tokenizer has a chat template.
+        model: of transformers; None if only the number of tokens matters.
+        talk: messages with `role` and `content`; if the last message is the assistant's, it is the beginning of the
+            answer. Each `MARK` stands for the next picture. Without any, the pictures are shown before the words of the
+            last message of the user.
+        pictures: the pictures, in their order.
+        variables: values for further variables of the template.
+
+    Raises:
+        ValueError: the number of marks is not the number of pictures, the template refuses the conversation, or a
+            picture cannot be read.
+    """
+    continues = talk[-1]["role"] == "assistant"
+    try:
+        text = processor.tokenizer.apply_chat_template(
+            with_parts(talk, len(pictures)), tokenize=False, add_generation_prompt=not continues,
+            continue_final_message=continues, **variables,
+        )  # fmt: skip
+    except (jinja2.TemplateError, ValueError, TypeError) as error:
+        raise ValueError(
+            f"the chat template refuses a prompt with pictures: {error}; check the roles of the conversation and "
+            "model.system, or mend the template"
+        ) from error
+    # The template writes the special tokens itself.
+    made = processor(
+        text=[text], images=[[one.read() for one in pictures]], return_tensors="pt", add_special_tokens=False
+    )
+    named = {name: value for name, value in made.items() if isinstance(value, Tensor)}
+    places = None if model is None else _places(model, named)
+    kinds = {name: value[0] for name, value in named.items() if name.endswith(_KINDS)}
+    inputs = {name: value for name, value in named.items() if name not in (*_COUNTED, *kinds)}
+    return PicturedIds(named["input_ids"][0].tolist(), inputs, kinds, places)
+
+
+def with_parts(talk: Sequence[Mapping[str, str]], pictures: int) -> list[dict[str, Any]]:
+    """Messages whose contents are lists of texts and pictures, as templates of models that see want them.
+
+    Raises:
+        ValueError: the number of marks is not the number of pictures.
+    """
+    marks = sum(message["content"].count(MARK) for message in talk)
+    if marks not in (0, pictures):
+        raise ValueError(
+            f"a prompt has {marks} times {MARK} and {pictures} picture{'' if pictures == 1 else 's'}; write {MARK} "
+            "once for each picture, or nowhere"
+        )
+    shows = max((k for k, message in enumerate(talk) if message["role"] == "user"), default=len(talk) - 1)
+    found: list[dict[str, Any]] = []
+    for k, message in enumerate(talk):
+        parts: list[dict[str, str]] = [{"type": "image"}] * pictures if not marks and k == shows else []
+        for number, text in enumerate(message["content"].split(MARK)):
+            parts = [
+                *parts,
+                *([{"type": "image"}] if number else []),
+                *([{"type": "text", "text": text}] if text else []),
+            ]
+        found.append({**message, "content": parts})
+    return found
+
+
+def _places(model: Any, named: Mapping[str, Tensor]) -> Tensor | None:
+    """The positions [3, L] of a model with positions in time, height and width; None for other models."""
+    place = getattr(getattr(model, "model", None), "get_rope_index", None)
+    if place is None:
+        return None
+    known = inspect.signature(place).parameters
+    found, _ = place(**{name: value for name, value in named.items() if name in known})
+    return found[:, 0].cpu()  # type: ignore[no-any-return]

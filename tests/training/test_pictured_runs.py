@@ -1,0 +1,199 @@
+"""Runs of language models that are shown pictures: exact ratios, resuming, results that load, and refused recipes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+from flowgrpo.bench.measures import Silent
+from flowgrpo.configs.load import RecipeError, load_recipe
+from flowgrpo.inference.exporting import export_weights
+from flowgrpo.inference.inference import evaluate_model
+from flowgrpo.inference.text_inference import open_language_model
+from flowgrpo.training.checking import check
+from flowgrpo.training.folder.run_folder import RunFolder
+from flowgrpo.training.prompts.overlap import said
+from flowgrpo.training.prompts.prompt_rows import PromptRow
+from flowgrpo.training.session import Session, start
+from flowgrpo.training.text.text_task import TextTask
+from tests.conftest import Command
+from tests.inference.test_card_programs import performed
+from tests.text.tiny_seeing import put_tiny_seeing
+
+COLOURS = {"a": "red", "b": "lime", "c": "blue"}
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return put_tiny_seeing("qwen2_5_vl", tmp_path_factory.mktemp("models") / "seeing")
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Prompts that ask for the colour of their picture, and a held-out prompt with two pictures."""
+    folder = tmp_path_factory.mktemp("data")
+    lines = []
+    for number, (answer, colour) in enumerate([*COLOURS.items()] * 3):
+        Image.new("RGB", (30 + 30 * (number % 2), 40), colour).save(folder / f"{number}.png")
+        lines.append({"prompt": f"{number}=", "answer": answer, "image": f"{number}.png"})
+    held = [*lines[6:], {"prompt": "from <image> to <image>", "answer": "a", "image": ["0.png", "1.png"]}]
+    for name, rows in (("train", lines[:6]), ("heldout", held)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+@pytest.fixture
+def words(model: Path, data: Path) -> list[str]:
+    return [
+        f"model={{path: {model}, pictures: true, lora: {{rank: 4}}}}",
+        f"data={{train: {data}/train.jsonl, heldout: {data}/heldout.jsonl}}", "generation={max_tokens: 4}",
+        "rollout={prompts: 4, group: 3, batch: 6}", "rewards=[{name: answer}]", "evaluate.every=1",
+        "run={iterations: 2, checkpoint_every: 1}", "optimizer.learning_rate=0.01",
+    ]  # fmt: skip
+
+
+def trained(folder: Path, *words: str) -> list[dict[str, Any]]:
+    start(load_recipe("text", list(words)), folder).trainer(Silent()).train()
+    return numbers(folder)
+
+
+def numbers(run: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if not k.startswith("time/")} for line in lines]
+
+
+def faults(*words: str) -> list[str]:
+    return check(load_recipe("text", list(words))).texts("fault")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [(), ("model.shared_prefix=false",), ("model.gradient_checkpointing=true",)])
+def test_the_first_ratio_is_exactly_one(words: list[str], tmp_path: Path, more: tuple[str, ...]) -> None:
+    recipe = load_recipe("text", [*words, *more])
+    trainer = Session(recipe, RunFolder.create(tmp_path / "run", "")).trainer(Silent())
+    record = trainer.iterate(0)
+    assert record["ratio/first_error"] == 0.0
+    assert record["sampler_gap"] < 1e-4
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_to_the_last_bit(words: list[str], tmp_path: Path, command: Command) -> None:
+    whole = trained(tmp_path / "whole", *words)
+    trained(tmp_path / "part", *words, "run.iterations=1")
+    assert command("resume", str(tmp_path / "part"), "run.iterations=2")[0] == 0
+    assert numbers(tmp_path / "part") == whole
+    scores = [line for line in whole if "eval/answer" in line]
+    assert len(scores) == 3
+
+
+@pytest.mark.slow
+def test_a_run_is_evaluated_and_sampled_as_it_evaluates_itself(
+    words: list[str], data: Path, tmp_path: Path, command: Command
+) -> None:
+    run = tmp_path / "run"
+    last = trained(run, *words)[-1]
+    recipe = load_recipe(str(run / "config.yaml"), [])
+    assert evaluate_model(str(run), recipe)["answer"][0] == last["eval/answer"]
+    status, _, errors = command(
+        "sample", "--file", str(data / "heldout.jsonl"), "--model", str(run), "--temperature", "0", "--out",
+        str(tmp_path / "sampled"),
+    )  # fmt: skip
+    assert status == 0, errors
+    index = [json.loads(line) for line in (run / "samples" / "index.jsonl").read_text().splitlines()]
+    made = [json.loads(line) for line in (tmp_path / "sampled" / "index.jsonl").read_text().splitlines()]
+    mine = [line["completion"] for line in index if line["iteration"] == 2 and line["phase"] == "eval"]
+    assert [line["completion"] for line in made] == mine
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["lora", "full"])
+def test_the_program_of_the_card_loads_the_result(
+    words: list[str], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    run = tmp_path / "run"
+    trained(run, *words, f"model.train={kind}", *(["model.lora={}"] if kind == "full" else []))
+    result = run / ("lora" if kind == "lora" else "model")
+    Image.new("RGB", (40, 40), "red").save(model.parent / "picture.png")
+    names = performed(result, monkeypatch, model.parent)
+    assert "pipeline_tag: image-text-to-text" in (result / "README.md").read_text()
+    assert names["answer"].shape[0] in range(1, 5)
+    own = open_language_model(str(run), load_recipe(str(run / "config.yaml"), []))  # type: ignore[arg-type]
+    with torch.no_grad():
+        theirs, mine = (m(**names["inputs"]).logits for m in (names["model"], own.model))
+    torch.testing.assert_close(theirs, mine, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_merged_export_loads_with_its_processor(words: list[str], tmp_path: Path) -> None:
+    run, out = tmp_path / "run", tmp_path / "merged"
+    trained(run, *words)
+    export_weights(str(run), out, merge=True)
+    model, processor = AutoModelForImageTextToText.from_pretrained(out), AutoProcessor.from_pretrained(out)
+    own = open_language_model(str(run), load_recipe(str(run / "config.yaml"), []))  # type: ignore[arg-type]
+    talk = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "1="}]}]
+    text = processor.apply_chat_template(talk, add_generation_prompt=True)
+    inputs = processor(text=[text], images=[[Image.new("RGB", (40, 40), "blue")]], return_tensors="pt")
+    with torch.no_grad():
+        torch.testing.assert_close(model(**inputs).logits, own.model(**inputs).logits, rtol=0, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_it_learns_what_only_the_pictures_tell(data: Path, tmp_path: Path) -> None:
+    model = put_tiny_seeing("qwen2_5_vl", tmp_path / "model", spread=0.1)
+    rows = [json.loads(line) | {"prompt": "?"} for line in (data / "train.jsonl").read_text().splitlines()]
+    for row in rows:
+        row["image"] = str(data / row["image"])
+    (tmp_path / "same.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    last = trained(
+        tmp_path / "run", f"model={{path: {model}, pictures: true, train: full}}",
+        f"data={{train: {tmp_path}/same.jsonl, heldout: {tmp_path}/same.jsonl}}", "generation={max_tokens: 1}",
+        "rollout={prompts: 6, group: 48, batch: 288}", "rewards=[{name: answer}]", "run={iterations: 60}",
+        "optimizer={learning_rate: 0.003, schedule: constant}", "evaluate={every: 60, seeds: 1}",
+    )[-1]  # fmt: skip
+    assert last["eval/answer"] > 0.6  # one answer for all pictures would get a third
+
+
+def test_recipes_that_hide_pictures_are_refused(words: list[str]) -> None:
+    for word, message in (
+        ("generation.engine=vllm", "generation.engine vllm gets prompts without pictures; use engine transformers"),
+        ("rollout.form=segments", "form segments writes prompts of its own, without pictures; use rollout.form plain"),
+        ("extensions=[past_groups]", "extension past_groups keeps or asks prompts without pictures; leave it out"),
+        ("model.chat=false", "model.pictures shows pictures through the chat template, and model.chat is false"),
+    ):
+        with pytest.raises((RecipeError, ValueError), match=message):
+            load_recipe("text", [*words, word])
+
+
+def test_prompts_without_pictures_are_refused(words: list[str], data: Path, tmp_path: Path) -> None:
+    plain = tmp_path / "plain.jsonl"
+    plain.write_text('{"prompt": "1=", "answer": "a"}\n' * 4)
+    [fault] = faults(*words, f"data.train={plain}")
+    assert f"{plain}: the prompts have no column `image`, and model.pictures is true; give each prompt" in fault
+    plain.write_text('{"prompt": "1=", "answer": "a", "image": "none.png"}\n' * 4)
+    [fault] = faults(*words, f"data.train={plain}")
+    assert "none.png does not exist" in fault
+
+
+def test_a_model_of_text_is_refused(words: list[str]) -> None:
+    [fault] = faults(*words, "model.path=arithmetic")
+    assert "which is not a language model that is shown pictures; use a model that is one, or leave out" in fault
+
+
+def test_a_plan_counts_the_tokens_of_pictures(words: list[str], command: Command, tmp_path: Path) -> None:
+    recipe = load_recipe("text", words)
+    status, output, errors = command("plan", "text", *words)
+    assert status == 0, errors
+    task = start(recipe, tmp_path / "run").task
+    assert isinstance(task, TextTask)
+    rows = check(recipe).require().train.rows
+    longest = max(len(task.policy.language.encode(row.text, row.messages, row.pictures)) for row in rows)
+    assert f"after prompts of {longest} tokens" in output
+
+
+def test_prompts_with_other_pictures_are_other_prompts() -> None:
+    rows = [PromptRow(k, "what?", {"image": name}) for k, name in enumerate(("a/1.png", "b/1.png", "a/2.png"))]
+    assert said(rows[0]) == said(rows[1]) != said(rows[2])
