@@ -144,9 +144,9 @@ The logged and saved rewards are always the scores that the rewards gave.
 TEXT = """\
 ## Runs of text
 
-With `task: text` a recipe trains a causal language model. It has the sections above except `sampler` and `critic`. The
-sections below replace sections of the same name. If `data` is left out, it is the embedded arithmetic. Completions are
-cut into parts only if there is a section `parts`; see [text.md](text.md#parts-of-completions).
+With `task: text` a recipe trains a causal language model. It has the sections above except `sampler`, `critic` and
+`reference`. The sections below replace sections of the same name. If `data` is left out, it is the embedded arithmetic.
+Completions are cut into parts only if there is a section `parts`; see [text.md](text.md#parts-of-completions).
 """
 
 PARTS = """\

@@ -325,6 +325,11 @@ def _plan_text(recipe: TextRecipe) -> None:
     say(f"{optimizer.updates * optimizer.epochs} optimizer step(s) an iteration, 1 of them strictly on-policy")
     say(_trained(recipe))
     say(f"at most {texts * longest:,} tokens sampled an iteration, and scored {optimizer.epochs} time(s)")
+    if recipe.rollout.form.name != "plain":
+        say(
+            f"these are the numbers of completions from their beginning to their end; form {recipe.rollout.form.short} "
+            "may write more of them, or longer ones"
+        )
     for found in (search_line(recipe), parts_line(recipe)):
         if found is not None:
             say(found)

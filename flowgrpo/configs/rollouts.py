@@ -114,7 +114,9 @@ class TextRolloutConfig(Section):
     prompts: int = Field(8, ge=1, description="Prompts per iteration, over all ranks.")
     group: int = Field(8, ge=1, description="Completions per prompt.")
     batch: int = Field(64, ge=1, description="Completions sampled at once.")
-    tokens: int = Field(16_384, ge=1, description="Tokens scored at once, padding included; a group is never split.")
+    tokens: int = Field(
+        16_384, ge=1, description="Tokens scored at once, padding included. A group is only split if it has more."
+    )
     form: Annotated[Choice, Of("form", "plain")] = part_field("plain", "How the completions of a prompt come about.")
     budget: BudgetConfig | None = Field(None, description="By default all groups are equal in size.")
 

@@ -9,17 +9,17 @@ from torch import Tensor
 
 from .advantages import group_moments
 from .baselines import anchor_state_advantages
-from .grouped import Grouped, grouped, one_per_row, standardised
+from .grouped import Grouped, cells, grouped, one_per_row, standardised
 
 
-def _prefix_nodes(completions: Sequence[Sequence[int]], index: Sequence[int]) -> tuple[list[list[int]], int]:
+def _prefix_nodes(completions: Sequence[Sequence[int]], roots: Tensor) -> tuple[list[list[int]], int]:
     """Node of the prefix of t tokens of each row, for every t = 0, 1, ... at which two rows still share a prefix.
 
     A row that has ended before t has a node of its own at t. The last column is the first column without a shared
     prefix.
     """
-    columns = [list(index)]
-    count = max(index) + 1
+    columns = [[int(root) for root in roots]]
+    count = max(columns[0]) + 1
     while len(set(columns[-1])) < len(columns[-1]):
         t = len(columns)
         found: dict[tuple[int, int | None, int], int] = {}
@@ -32,9 +32,16 @@ def _prefix_nodes(completions: Sequence[Sequence[int]], index: Sequence[int]) ->
     return columns, count
 
 
-def _values(data: Grouped, completions: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+def _roots(data: Grouped, contexts: Sequence[int] | None) -> Tensor:
+    """[B] number of the node of each row before its first token: a group, or a context within a group."""
+    return data.index if contexts is None else cells(data.index, contexts, "contexts")[0]
+
+
+def _values(
+    data: Grouped, completions: Sequence[Sequence[int]], contexts: Sequence[int] | None
+) -> tuple[Tensor, Tensor]:
     """Mean reward of the rows that begin with each prefix, and the number of these rows: [B, T + 1] each."""
-    columns, count = _prefix_nodes(completions, [int(i) for i in data.index])
+    columns, count = _prefix_nodes(completions, _roots(data, contexts))
     nodes = torch.tensor(columns, device=data.index.device)
     depth = len(columns)
     moments = group_moments(data.values.repeat(depth, 1), nodes.flatten(), count, 0)
@@ -57,7 +64,13 @@ def _prepared(completions: Sequence[Sequence[int]], rewards: Tensor, groups: Ten
     return data
 
 
-def prefix_values(completions: Sequence[Sequence[int]], rewards: Tensor, groups: Tensor | Sequence[int]) -> Tensor:
+def prefix_values(
+    completions: Sequence[Sequence[int]],
+    rewards: Tensor,
+    groups: Tensor | Sequence[int],
+    *,
+    contexts: Sequence[int] | None = None,
+) -> Tensor:
     """Value of every prefix of every completion: the mean reward of the group's completions that have this prefix.
 
     Args:
@@ -65,10 +78,13 @@ def prefix_values(completions: Sequence[Sequence[int]], rewards: Tensor, groups:
             token, the end of a completion cannot be told from a prefix of a longer completion.
         rewards: [B]; a NaN enters no mean.
         groups: [B] integer ids; only completions of one group share prefixes.
+        contexts: [B] ids of what precedes each completion, such as a prompt with a hint; only completions of one
+            context share prefixes. All of a group have one context if left out.
 
     Returns:
         [B, T + 1], float32 at least: column t is for the prefix of t tokens, and T is the length of the longest
-        completion. Column 0 is the mean of the group. NaN past the end of a completion, and where no reward is known.
+        completion. Column 0 is the mean of the group's completions of one context. NaN past the end of a completion,
+        and where no reward is known.
 
     Raises:
         ValueError: If numbers of rows do not match, or a reward is infinite.
@@ -76,7 +92,7 @@ def prefix_values(completions: Sequence[Sequence[int]], rewards: Tensor, groups:
     data = _prepared(completions, rewards, groups)
     if len(rewards) == 0:
         return torch.zeros(0, 1, dtype=data.dtype, device=rewards.device)
-    return _values(data, completions)[0].to(data.dtype)
+    return _values(data, completions, contexts)[0].to(data.dtype)
 
 
 def anchor_prefix_advantages(
@@ -85,6 +101,7 @@ def anchor_prefix_advantages(
     groups: Tensor | Sequence[int],
     episode: Tensor,
     *,
+    contexts: Sequence[int] | None = None,
     weight: float = 1.0,
     discount: float = 1.0,
     scale: str = "group",
@@ -102,6 +119,7 @@ def anchor_prefix_advantages(
         rewards: [B]; a NaN enters no comparison of tokens.
         groups: [B] integer ids; only completions of one group share states.
         episode: [B] `group_advantages` of the completions; NaN counts as 0.
+        contexts: as in `prefix_values`.
         weight: Weight of the comparison by state.
         discount: Factor of a reward for every token between a token and the end, in (0, 1].
         scale: "group" divides by the standard deviation of a state's tokens, "none" does not.
@@ -118,7 +136,7 @@ def anchor_prefix_advantages(
     macro = one_per_row(episode.detach(), len(rewards), "episode").to(data.dtype).nan_to_num(0.0)
     if len(rewards) == 0:
         return torch.zeros(0, 0, dtype=data.dtype, device=rewards.device)
-    columns, _ = _prefix_nodes(completions, [int(i) for i in data.index])
+    columns, _ = _prefix_nodes(completions, _roots(data, contexts))
     lengths = torch.tensor([len(tokens) for tokens in completions], device=rewards.device)
     steps = torch.arange(int(lengths.max()), device=rewards.device)
     inside = steps < lengths[:, None]
@@ -140,6 +158,7 @@ def prefix_tree_advantages(
     rewards: Tensor,
     groups: Tensor | Sequence[int],
     *,
+    contexts: Sequence[int] | None = None,
     root: bool = False,
     eps: float = 1e-4,
     ddof: int = 1,
@@ -155,6 +174,7 @@ def prefix_tree_advantages(
         completions: As in `prefix_values`.
         rewards: [B]. A NaN enters no statistic and gets advantage 0, and its completion makes no branch.
         groups: [B] integer ids.
+        contexts: as in `prefix_values`.
         root: Whether the prompt counts as a shared prefix too, so that a first token is a branch.
         eps: Added to the standard deviation.
         ddof: 1 for the sample standard deviation, 0 for the population one.
@@ -168,7 +188,7 @@ def prefix_tree_advantages(
     data = _prepared(completions, rewards, groups)
     if len(rewards) == 0:
         return torch.zeros(0, 0, dtype=data.dtype, device=rewards.device)
-    values, below = _values(data, completions)
+    values, below = _values(data, completions, contexts)
     branch = below[:, 1:] < below[:, :-1]
     if not root:
         branch[:, :1] = False

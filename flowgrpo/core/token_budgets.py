@@ -50,12 +50,13 @@ def budget_relative_advantages(rewards: Tensor, groups: Tensor | Sequence[int], 
     over k >= j of p_k. V2 is the mean of R_j over the group.
 
     Args:
-        rewards: [N, J] rewards of the answers at each budget.
+        rewards: [N, J] rewards of the answers at each budget. A NaN is unknown: its budget has no weight, and the
+            other budgets of its thoughts have all the weight.
         groups: [N] integer ids.
         prior: [J] weights of the budgets, not negative; they are divided by their sum.
 
     Returns:
-        [N, J], float32.
+        [N, J], float32; NaN for thoughts after which no reward is known.
 
     Raises:
         ValueError: `rewards` is not [N, J] for the J weights, or no weight is above 0.
@@ -66,14 +67,19 @@ def budget_relative_advantages(rewards: Tensor, groups: Tensor | Sequence[int], 
         )
     if not float(prior.sum()) > 0 or bool((prior < 0).any()):
         raise ValueError(f"`prior` is {prior}; use weights that are not negative, at least one above 0")
-    values, chance = as_precise(rewards), as_precise(prior / prior.sum())
-    returns = (values * chance).flip(1).cumsum(1).flip(1)
+    known, chance = ~rewards.isnan(), as_precise(prior / prior.sum())
+    values, there = as_precise(rewards).nan_to_num(0.0), as_precise(known)
     left = chance.flip(0).cumsum(0).flip(0)
+    # The weight of the budgets from j on whose reward is known.
+    weight = (there * chance).flip(1).cumsum(1).flip(1)
+    returns = (values * chance).flip(1).cumsum(1).flip(1) * torch.where(weight > 0, left / weight, torch.nan)
     place = torch.arange(len(chance)).to(chance)
     # Column j has the weights of the budgets before j.
     past = (EARLIER**place)[:, None].repeat(1, len(chance)).triu(1)
-    own = values @ (past / past.sum(0).clamp(min=1.0)) * left
-    share = place / len(chance)
+    earlier = there @ past
+    own = values @ past / torch.where(earlier > 0, earlier, 1.0) * left
+    # Without a known reward in the past, the group alone is the baseline.
+    share = torch.where(earlier > 0, place / len(chance), 0.0)
     return (returns - share * own - (1.0 - share) * group_means(returns, groups)).float()
 
 

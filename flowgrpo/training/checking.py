@@ -43,6 +43,8 @@ from .recipe_prompts import (
     sound_prompts,
 )
 from .text.answer_objective import tried
+from .text.forms import FORMS
+from .text.forms.filling import missing_columns
 
 HIGHEST_FULL_RATE = 2e-4
 """On the embedded model, full weights learn at 1e-4; at the LoRA's 1e-3 ten iterations ruin it."""
@@ -74,6 +76,7 @@ def check(recipe: AnyRecipe, *, reads_test: bool = False, fetches: bool = True) 
     _rate(found)
     _note_columns(found)
     _combinations(found)
+    _form(found)
     _rewards(found)
     if found.data is not None and recipe.data.heldout is not None:
         note_shared_prompts(found, found.data.heldout, recipe.data.heldout, "heldout")
@@ -244,6 +247,14 @@ def _combinations(found: Checked) -> None:
         found.attempt("", one)
     if not isinstance(recipe, TextRecipe) and not found.texts("fault"):
         found.findings += [Fault("note", note, "sampler.plan") for note in idle_plan_options(recipe)]
+
+
+def _form(found: Checked) -> None:
+    """Check that the prompts have what the form of a rollout reads of them, before a group needs it."""
+    recipe, data = found.recipe, found.data
+    if isinstance(recipe, TextRecipe) and data is not None and recipe.rollout.form.name in FORMS:
+        faults = missing_columns(recipe.rollout.form, column_names(data.train.rows))
+        found.findings += [Fault("fault", f"{recipe.data.train}: {one}", "rollout.form") for one in faults]
 
 
 def _rewards(found: Checked) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from flowgrpo.core.advantages import group_advantages
-from flowgrpo.core.prefix_tree import prefix_tree_advantages, prefix_values
+from flowgrpo.core.prefix_tree import anchor_prefix_advantages, prefix_tree_advantages, prefix_values
 
 NAN = float("nan")
 # 1 2 3, 1 2 4 5, 1 6 and 7: branches after "1 2", after "1", and at the start.
@@ -142,3 +142,18 @@ def test_bad_input_is_named(function):
         function([[1], [2]], torch.zeros(2), [0])
     with pytest.raises(ValueError, match=r"`rewards` has shape \(2, 1\)"):
         function([[1], [2]], torch.zeros(2, 1), [0, 0])
+
+
+def test_other_contexts_share_nothing():
+    """The first two rows follow one context, and the last two another; the group is compared as a whole."""
+    completions, rewards = [[1, 2], [1, 3], [1, 2], [1, 3]], torch.tensor([1.0, 0, 5, 9])
+    contexts = [4, 4, 0, 0]
+    found = prefix_values(completions, rewards, [0] * 4, contexts=contexts)
+    close(found, [[0.5, 0.5, 1], [0.5, 0.5, 0], [7, 7, 5], [7, 7, 9]])
+    apart = prefix_tree_advantages(completions, rewards, [0] * 4, contexts=contexts, ddof=0, eps=0.0)
+    plain = group_advantages(rewards, [0] * 4, ddof=0, eps=0.0)
+    close(apart[:, 0], plain)
+    assert not torch.allclose(apart, prefix_tree_advantages(completions, rewards, [0] * 4, ddof=0, eps=0.0))
+    # A token alone in its state keeps the advantage of its completion.
+    one = anchor_prefix_advantages(completions, rewards, [0] * 4, plain, contexts=[0, 1, 2, 3])
+    close(one, plain[:, None].expand(4, 2))

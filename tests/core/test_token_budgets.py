@@ -91,3 +91,13 @@ def test_the_budget_falls_in_steps() -> None:
 def test_a_length_near_the_budget_is_worth_most() -> None:
     found = triangular(torch.tensor([0, 4, 8, 12, 16, 20]), 8.0)
     assert found.tolist() == [0.0, 0.5, 1.0, 0.5, 0.0, 0.0]
+
+
+def test_an_unknown_reward_leaves_its_weight_to_the_other_budgets() -> None:
+    """Thoughts (1, ?, 0): R_0 = (1 + 0) / 2 of all the weight, R_1 = 0. V1 of the last stretch is of the 1 alone."""
+    rewards = torch.tensor([[1.0, torch.nan, 0.0], [0.0, 0.0, 0.0]])
+    found = budget_relative_advantages(rewards, [0, 0], torch.ones(3))
+    assert found[0].tolist() == pytest.approx([0.5 - 0.25, -(1 / 3) * (2 / 3), -(2 / 3) * (1 / 3)])
+    assert found.isfinite().all()
+    last = budget_relative_advantages(torch.tensor([[1.0, torch.nan], [0.0, 1.0]]), [0, 0], torch.ones(2))
+    assert last.isnan().tolist() == [[False, True], [False, False]]

@@ -79,3 +79,15 @@ def test_what_is_remembered_survives_a_checkpoint(tmp_path) -> None:  # type: ig
 def test_a_budget_and_a_replay_are_refused() -> None:
     with pytest.raises(ValueError, match="extension replay changes"):
         load_recipe("text", ["extensions=[replay]", "rollout.budget={}"])
+
+
+def test_a_success_that_comes_back_has_no_teacher_of_the_failure() -> None:
+    one = replay()
+    mended(one, completions("a", "b", "c", "d"), scores(1, 0, 0, 0))
+    taught = replace(completions("e", "f", "g", "h"), teachers=[[1], [2], [3], None])
+    back, _ = mended(one, taught, scores(0, 0, 0, 0))
+    assert "a" in back.samples
+    assert back.teachers is not None
+    for text, before, teacher in zip(back.samples, taught.samples, back.teachers):
+        known = dict(zip(taught.samples, taught.teachers or []))
+        assert teacher == (known[before] if text == before else None)

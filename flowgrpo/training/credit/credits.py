@@ -140,6 +140,7 @@ def anchor(
     assert advantages is not None
     options: dict[str, Any] = {"weight": omega, "discount": gamma, "scale": scale, "eps": eps, "ddof": ddof}
     if judged.task == "text":
+        options["contexts"] = experience.context_numbers()
         return anchor_prefix_advantages(experience.sampled.ids, rewards, experience.groups, advantages, **options)
     rollout = experience.rollout
     return anchor_tree_advantages(rollout.parent, rollout.leaf, rewards, experience.groups, advantages, **options)

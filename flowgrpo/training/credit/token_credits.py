@@ -40,8 +40,9 @@ def prefix(judged: Judged, *, root: bool = False, eps: NotNegative = 1e-4, ddof:
     """
     experience = judged.experience
     return prefix_tree_advantages(
-        experience.sampled.ids, judged.rewards(), experience.groups, root=root, eps=eps, ddof=ddof
-    )
+        experience.sampled.ids, judged.rewards(), experience.groups, contexts=experience.context_numbers(), root=root,
+        eps=eps, ddof=ddof,
+    )  # fmt: skip
 
 
 @part_scores

@@ -59,6 +59,11 @@ def joined(
     if rows is not None:
         columns = {name: [column[row] for row in rows] for name, column in columns.items()}
         all_scores = all_scores.taken(rows)
+    if completions.teachers is not None and "teachers" not in changed:
+        known = completions.teachers
+        places = range(len(columns["ids"])) if rows is None else rows
+        # A teacher that saw one completion must not teach another.
+        changed["teachers"] = [known[row] if row < len(known) else None for row in places]
     sampled = Sampled(columns["ids"], columns["log_probs"], columns["ended"])
     cut = columns.get("parts")
     parts = None if cut is None else Parts([texts for texts, _ in cut], [ids for _, ids in cut])

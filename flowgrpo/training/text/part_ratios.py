@@ -65,18 +65,19 @@ class PartRatios:
         if entropy is not None:
             self._entropy |= dict(zip(rows, entropy))
 
-    def entropies(self, lengths: Tensor, rows: Sequence[int], device: torch.device) -> Tensor:
-        """[2] the sum of the token entropies of some completions, and the number of tokens.
+    def entropies(self, experience: Completions, rows: Sequence[int], device: torch.device) -> Tensor:
+        """[2] the sum of the entropies of the tokens that the policy drew in some completions, and their number.
 
         Args:
-            lengths: [B] of all completions.
+            experience: all completions.
             rows: the chosen completions; may be empty.
             device: of the result.
         """
         total = as_precise(torch.zeros(2, device=device))
         for row in rows:
-            total[0] += as_precise(self._entropy[row]).sum()
-        total[1] = lengths[list(rows)].sum()
+            own = experience.trained([row])[0].to(device)
+            total[0] += as_precise(self._entropy[row].to(device)[: len(own)])[own].sum()
+            total[1] += own.sum()
         return total
 
     def settle(self, sums: Tensor) -> None:

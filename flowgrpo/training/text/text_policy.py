@@ -103,6 +103,13 @@ class Completions:
         """The ids that precede a completion."""
         return self.prompts[self.prompt_of_sample[row]] if self.contexts is None else self.contexts[row]
 
+    def context_numbers(self) -> list[int] | None:
+        """[B] a number for each different context; None if every completion follows its prompt alone."""
+        if self.contexts is None:
+            return None
+        seen: dict[tuple[int, ...], int] = {}
+        return [seen.setdefault(tuple(ids), len(seen)) for ids in self.contexts]
+
     def trained(self, rows: Sequence[int]) -> Tensor:
         """[R, T] bool: the tokens of some completions that the policy drew; False after their ends."""
         width = int(self.lengths[list(rows)].max())

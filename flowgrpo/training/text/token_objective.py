@@ -156,7 +156,7 @@ class TokenObjective(TextObjective):
         if self.parts.guided:
             counted = self._counted(experience, keep).tolist()
             mine = [row for rows in self.batches(experience, part, keep) for row in rows if counted[row]]
-            return self.parts.entropies(experience.lengths, mine, self.policy.device)
+            return self.parts.entropies(experience, mine, self.policy.device)
         if self.balance is None:
             return None
         moved, self._moved = self._moved, True

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ...configs.explaining import short
 from ...core.addressing import address
 from ...text.sampling import Sampled, Temperature
 from ..data import PromptRow, templated
@@ -169,19 +170,52 @@ class Writer:
             if not contexts or contexts[-1] != ids:
                 contexts.append(ids)
             owner.append(len(contexts) - 1)
+        for one, ids, most in zip(openings, before, room):
+            self._check_positions(one.prompt, len(ids), most)
         settings = self.policy.recipe.generation
         drawn = self.policy.sampler(
             self.policy.language, contexts, owner, seeds, max_tokens=max(room),
             temperature=self.temperature if temperature is None else temperature,
             top_k=settings.top_k, top_p=settings.top_p, min_p=settings.min_p, stop=settings.stop,
         )  # fmt: skip
-        return [
-            replace(
+        found = []
+        for one, ids, chances, ended, most in zip(openings, drawn.ids, drawn.log_probs, drawn.ended, room):
+            stopped = self._stopped(one.ids, ids)
+            most = min(most, stopped or most)
+            found.append(replace(
                 one, ids=one.ids + ids[:most], log_probs=one.log_probs + chances[:most],
-                own=one.own + [True] * len(ids[:most]), ended=ended and len(ids) <= most,
+                own=one.own + [True] * len(ids[:most]), ended=(ended and len(ids) <= most) or stopped == most,
+            ))  # fmt: skip
+        return found
+
+    def _stopped(self, before: Sequence[int], drawn: Sequence[int]) -> int | None:
+        """After how many drawn tokens a text of `generation.stop` is complete that began before them; None if never."""
+        texts = self.policy.recipe.generation.stop
+        if not texts or not before:
+            return None
+        longest, decode = max(map(len, texts)), self.policy.language.decode
+        # A token has a letter at least, or it is a part of one: no letter of the longest has more than four.
+        tail = list(before[-4 * longest :])
+        start = len(decode(tail))
+        for count in range(1, len(drawn) + 1):
+            text = decode([*tail, *drawn[:count]])
+            ends = (text.find(stop, max(start - len(stop) + 1, 0)) for stop in texts)
+            if any(0 <= place < start < place + len(stop) for place, stop in zip(ends, texts)):
+                return count
+            if len(text) >= start + longest:
+                return None
+        return None
+
+    def _check_positions(self, prompt: int, given: int, more: int) -> None:
+        """Raise ValueError if the model has no positions for `given` tokens and `more` tokens after them."""
+        room = self.policy.language.positions
+        # Nothing follows the last token, so the model never sees it.
+        if room is not None and given + more > room + 1:
+            raise ValueError(
+                f"form {self._form} wants {more} tokens after {given} tokens of the prompt "
+                f"{short(self.rows[prompt].text)} and of what the form has added, but the model has positions for "
+                f"{room + 1} tokens in all; lower generation.max_tokens or what the form adds"
             )
-            for one, ids, chances, ended, most in zip(openings, drawn.ids, drawn.log_probs, drawn.ended, room)
-        ]  # fmt: skip
 
     def score(self, attempts: Sequence[Attempt]) -> Tensor:
         """[n] weighted sums of the rewards of attempts, NaN where no reward applies. A prompt's attempts are a group.
@@ -192,7 +226,7 @@ class Writer:
         if self._score is None:
             raise ValueError("a form that asks rewards cannot be used in evaluations")
         order = sorted(range(len(attempts)), key=lambda k: attempts[k].prompt)
-        found = self._score(self.rows, self.completions([attempts[k] for k in order], scored=True))
+        found = self._score(self.rows, self.policy.cut(self.completions([attempts[k] for k in order], scored=True)))
         values = torch.empty_like(found)
         values[order] = found
         return values
@@ -209,6 +243,33 @@ class Writer:
                 found |= {rows[k]: own[: len(attempts[rows[k]].ids)].cpu() for k, own in zip(mine, values)}
         return [found[k] for k in range(len(attempts))]
 
+    @property
+    def _form(self) -> str:
+        return str(self.policy.recipe.rollout.form.short)
+
+    def _sound(self, attempts: Any) -> Sequence[Attempt]:
+        """What a form has returned, if it can be a rollout; else raises ValueError."""
+        if not isinstance(attempts, Sequence) or not all(isinstance(one, Attempt) for one in attempts):
+            raise ValueError(
+                f"form {self._form} returned {attempts!r:.80}; return a list of attempts, see Writer.write"
+            )
+        for one in attempts:
+            if not 0 <= one.prompt < len(self.rows):
+                raise ValueError(
+                    f"form {self._form} made an attempt for prompt {one.prompt}; there are {len(self.rows)}"
+                )
+            if not len(one.ids) == len(one.log_probs) == len(one.own):
+                raise ValueError(
+                    f"form {self._form} made an attempt with {len(one.ids)} ids, {len(one.log_probs)} log_probs and "
+                    f"{len(one.own)} own; give each token all three, as Attempt.followed does"
+                )
+        drawn = [any(one.own) for one in attempts if one.counts and one.ids]
+        if drawn and not any(drawn):
+            raise ValueError(
+                f"form {self._form} made no token that the policy drew, so nothing would be trained; check `own`"
+            )
+        return attempts
+
     def completions(self, attempts: Sequence[Attempt], *, scored: bool = False) -> Completions:
         """Attempts as a rollout, in the order of their prompts.
 
@@ -217,9 +278,12 @@ class Writer:
             scored: whether the attempts are only scored, so that a prompt may have none, and all of them count.
 
         Raises:
-            ValueError: an attempt has no tokens, or a prompt has no attempt that counts.
+            ValueError: an attempt has no tokens, not as many log-probs as tokens, or no room in the model, nothing is
+                trained, or a prompt has no attempt that counts.
         """
-        attempts = sorted(attempts, key=lambda one: one.prompt)
+        attempts = sorted(attempts if scored else self._sound(attempts), key=lambda one: one.prompt)
+        for one in attempts:
+            self._check_positions(one.prompt, len(one.context) + len(one.ids), 0)
         if empty := [one.prompt for one in attempts if not one.ids]:
             raise ValueError(f"a form made an attempt without tokens for prompt {empty[0]}; write at least one")
         have = {one.prompt for one in attempts if one.counts}

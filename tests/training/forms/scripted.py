@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -41,6 +42,7 @@ class Scripted(Writer):
     ) -> None:  # fmt: skip
         self.texts, self.group, self.max_tokens = texts, group, max_tokens
         self.rows = [PromptRow(p, "?", {"answer": "ab"}) for p in range(prompts)]
+        self.policy: Any = SimpleNamespace(language=SimpleNamespace(positions=None), cut=lambda found: found)
         self.keys, self.temperatures = [31 + p for p in range(prompts)], list[float | None]()
 
     def context(self, prompt: int, template: str | None = None) -> list[int]:

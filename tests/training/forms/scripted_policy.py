@@ -63,7 +63,7 @@ def scripted(
         )  # fmt: skip
 
     policy: Any = SimpleNamespace(
-        language=language, sampler=sampler,
+        language=language, sampler=sampler, cut=lambda found: found,
         recipe=SimpleNamespace(generation=GenerationConfig(max_tokens=max_tokens)),
     )  # fmt: skip
     prompts = [

@@ -1,5 +1,6 @@
 """An expert's completions where the policy fails: when they are asked for, and what the loss makes of them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.core.objectives import policy_loss
+from flowgrpo.training.checking import check
 from flowgrpo.training.text.forms import FORMS
 from flowgrpo.training.text.forms.expert import expert
 from tests.training.forms.test_writing import writer_of
@@ -77,3 +79,33 @@ def test_what_does_not_go_together_is_refused(small_text: list[str], tmp_path: P
     with pytest.raises(ValueError, match=r"from column 'solution', and .* has none; add it, or name another column"):
         expert(writer, column="solution", success=1e9)
     assert FORMS["expert"] is expert
+
+
+def test_the_expert_ends_as_the_chat_template_ends_an_answer(small_text: list[str], tmp_path: Path) -> None:
+    writer = writer_of(small_text, tmp_path / "run")
+    language = writer.policy.language
+    assert language.answer_end == language.tokenizer.eos_token_id
+    language.tokenizer.add_special_tokens({"additional_special_tokens": ["<turn>"]})
+    turn = language.tokenizer.convert_tokens_to_ids("<turn>")
+    language.tokenizer.chat_template = "{% for message in messages %}{{ message.content }}<turn>{% endfor %}"
+    language.model.generation_config.eos_token_id = [language.ends[0], turn]
+    chats = replace(language, chat=True)
+    assert chats.ends[1] == turn
+    assert chats.answer_end == turn
+    language.model.generation_config.eos_token_id = language.tokenizer.eos_token_id
+    assert replace(language, chat=True).answer_end == language.tokenizer.eos_token_id  # the turn ends nothing here
+
+
+def test_a_column_that_the_prompts_lack_is_named_before_the_run() -> None:
+    for form, message in (
+        ("{name: hints, column: nope}", "form hints reads column 'nope', and the prompts have the columns answer"),
+        (
+            "{name: self_hints, ask: '{prompt} {nope}'}",
+            "form self_hints: ask asks for {nope}; there are prompt, answer",
+        ),
+        ("{name: drafts, template: '{prompt}{draft}{nope}'}", "there are prompt, draft, answer"),
+    ):
+        [fault] = check(load_recipe("text", [f"rollout.form={form}"])).texts("fault")
+        assert message in fault
+    reflects = "{name: retries, reflect: '{prompt}{completion}{answer}', template: '{prompt}{completion}{reflection}'}"
+    assert check(load_recipe("text", [f"rollout.form={reflects}"])).texts("fault") == []

@@ -9,6 +9,7 @@ import torch
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.core.objectives import policy_loss
 from flowgrpo.training.text.forms import plain
+from flowgrpo.training.text.text_policy import Completions
 from flowgrpo.training.text.writing import Attempt, Writer
 from tests.parts.own_parts import TEXT, same_when_resumed, write_part
 from tests.training.test_text import gradient, task_of
@@ -133,3 +134,61 @@ def test_an_engine_that_only_completes_is_refused(tmp_path: Path, monkeypatch: p
     write_part(tmp_path, MINE)
     with pytest.raises(ValueError, match=r"use generation\.engine transformers"):
         load_recipe("text", ["rollout.form=mine.py:hinted", "generation.engine=vllm"])
+
+
+def test_a_text_that_ends_completions_may_span_a_cut(small_text: list[str], tmp_path: Path) -> None:
+    writer = writer_of(small_text, tmp_path / "run", "generation.stop=['12']")
+    begun = [replace(one, ids=writer.ids("31"), log_probs=[0.0] * 2, own=[True] * 2) for one in writer.starts(count=99)]
+    done = writer.write(begun, stage=1, temperature=3.0)
+    ended = [one for one in done if one.ids[:3] == writer.ids("312")]
+    assert ended
+    for one in ended:
+        assert len(one.ids) == len(one.log_probs) == len(one.own) == 3
+        assert one.ended
+
+
+@pytest.mark.parametrize(
+    ("form", "tokens"), [("{name: elastic, thinking: 30, answer: 30}", 60), ("{name: exits, answer: 60}", 60)]
+)
+def test_a_form_keeps_to_the_positions_of_the_model(
+    small_text: list[str], tmp_path: Path, form: str, tokens: int
+) -> None:
+    writer = writer_of(small_text, tmp_path / "run", f"rollout.form={form}")
+    vars(writer.policy.language)["positions"] = 20
+    begun = writer.starts(count=1)
+    given = len(begun[0].context)
+    with pytest.raises(
+        ValueError, match=rf"wants {tokens} tokens after {given} tokens .* positions for 21 tokens in all"
+    ):
+        writer.write(begun, limit=tokens)
+    longer = replace(begun[0], context=[5] * 20).followed([4, 4])
+    with pytest.raises(ValueError, match="wants 0 tokens after 22 tokens"):
+        writer.log_probs([longer])
+
+
+def test_a_form_that_asks_rewards_of_parts_gets_them(small_text: list[str], tmp_path: Path) -> None:
+    writer = writer_of(small_text, tmp_path / "run", "parts={cut: pattern, pattern: '[0-4]'}")
+    seen = []
+
+    def score(rows: object, found: Completions) -> torch.Tensor:
+        seen.append(found.parts)
+        return torch.zeros(len(found.samples))
+
+    writer._score = score  # type: ignore[assignment]
+    writer.score(writer.write(writer.starts()))
+    assert seen[0] is not None
+    assert len(seen[0].texts) == 12
+
+
+def test_what_is_no_list_of_attempts_is_named(small_text: list[str], tmp_path: Path) -> None:
+    writer = writer_of(small_text, tmp_path / "run")
+    done = writer.write(writer.starts())
+    for wrong, message in (
+        (None, "returned None; return a list of attempts"),
+        (["a"], r"returned \['a'\]; return a list of attempts"),
+        ([replace(done[0], prompt=7)], "made an attempt for prompt 7; there are 3"),
+        ([replace(one, own=one.own[:-1]) for one in done], "ids, .* log_probs and .* own; give each token all three"),
+        ([replace(one, own=[False] * len(one.ids)) for one in done], "no token that the policy drew"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            writer.completions(wrong)  # type: ignore[arg-type]

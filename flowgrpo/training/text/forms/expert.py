@@ -48,7 +48,7 @@ def expert(writer: Writer, *, column: str = "answer", success: float = 0.5, belo
                 f"form expert reads the expert's text from column {column!r}, and "
                 f"{row.place or f'{row.text!r:.80}'} has none; add it, or name another column"
             )
-        ids = [*ids, writer.policy.language.ends[0]]
+        ids = [*ids, writer.policy.language.answer_end]
         found.append(
             Attempt(
                 p, writer.context(p), ids, [0.0] * len(ids), [True] * len(ids), ended=True, counts=False,

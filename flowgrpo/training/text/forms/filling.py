@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ....configs.sections import PROMPT
@@ -17,15 +17,39 @@ if TYPE_CHECKING:
 _FIELD = re.compile(r"\{(\w+)\}")
 
 
-def holds(option: str, *fields: str) -> Rule:
-    """A need of a form: the template in an option holds these fields. A template that is left out needs none."""
+def holds(option: str, *fields: str, more: Sequence[str] = ()) -> Rule:
+    """A need of a form: the template in an option holds these fields. A template that is left out needs none.
+
+    `more` are further fields that the form can fill.
+    """
 
     def rule(recipe: Any, choice: Choice) -> list[str]:
         template = choice[option]
         missing = [f"{{{field}}}" for field in fields if template is not None and f"{{{field}}}" not in template]
         return [f"form {choice.short}: {option} is {template!r}; write {one} into it" for one in missing]
 
+    rule.template = (option, (*fields, *more))  # type: ignore[attr-defined]
     return rule
+
+
+def missing_columns(choice: Choice, columns: Sequence[str]) -> Iterator[str]:
+    """What a form of the package reads from the prompts that they do not have, a sentence for each.
+
+    Args:
+        choice: the form.
+        columns: of the prompts.
+    """
+    have = f"the prompts have the columns {', '.join(columns)}" if columns else "the prompts have no columns"
+    if (column := choice.get("column")) is not None and column not in columns:
+        yield f"form {choice.short} reads column {column!r}, and {have}; name one of them with rollout.form.column"
+    for rule in getattr(choice.target, "needs", ()):
+        option, fields = getattr(rule, "template", (None, ()))
+        if option is None or choice[option] is None:
+            continue
+        for name in _FIELD.findall(choice[option]):
+            if name not in (*fields, *columns):
+                known = ", ".join(dict.fromkeys((*fields, *columns)))
+                yield f"form {choice.short}: {option} asks for {{{name}}}; there are {known}"
 
 
 def filled(writer: Writer, prompt: int, template: str, **fields: str) -> str:

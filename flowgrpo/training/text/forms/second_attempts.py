@@ -78,7 +78,7 @@ def _reflects(recipe: object, choice: Choice) -> list[str]:
 
 
 @needs(
-    _reflects, holds("reflect", "prompt", "completion"), holds("template", "prompt", "reflection")
+    _reflects, holds("reflect", "prompt", "completion"), holds("template", "prompt", "reflection", more=("completion",))
 )  # fmt: skip
 def retries(
     writer: Writer,
