@@ -382,6 +382,7 @@ def main() -> None:
         app()
     except Exception as error:
         # Imported only here: it loads torch, which `--help` and `recipes` do without.
+        from ..intake.visible import visible
         from ..pipelines.recorder import PipelineError
         from ..rewards.base import RewardError
         from ..training.folder.files import explained
@@ -390,7 +391,7 @@ def main() -> None:
             raise
         text = explained(error) if isinstance(error, OSError) else str(error)
         Console(stderr=True).print(
-            f"error: {text}", style="red", highlight=False, markup=False, emoji=False, soft_wrap=True
+            f"error: {visible(text)}", style="red", highlight=False, markup=False, emoji=False, soft_wrap=True
         )
         sys.exit(1)
     except KeyboardInterrupt:

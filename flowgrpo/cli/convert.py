@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from ..intake.visible import visible
 from .output import output_file, say
 
 
@@ -45,7 +46,7 @@ def convert(
         # The recipe alone is the output, so that it can be sent into a file.
         errors = Console(stderr=True)
         for line in converted.lines:
-            errors.print(line, highlight=False, markup=False, emoji=False, soft_wrap=True)
+            errors.print(visible(line), highlight=False, markup=False, emoji=False, soft_wrap=True)
         return say(converted.recipe.rstrip("\n"))
     for line in converted.lines:
         say(line)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from ..intake.visible import visible
+
 
 def make_console() -> Console:
     """The console of the commands. In a cell of a notebook no line moves, because a notebook keeps what is erased."""
@@ -22,8 +24,8 @@ console = make_console()
 
 
 def say(text: str) -> None:
-    """Print a line as it is: names and prompts are not markup."""
-    console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    """Print a line as it is: names and prompts are not markup, and no commands to a terminal."""
+    console.print(visible(text), highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def output_file(path: Path | None, kind: str | None = None) -> None:

@@ -240,7 +240,11 @@ def score_command(
     samples: Annotated[Path, typer.Option(help=SAMPLES)],
     metadata: Annotated[Path | None, typer.Option(help=LIST)] = None,
     out: Annotated[
-        Path | None, typer.Option(help="New .jsonl file with a line for each sample: its list's line, and its scores.")
+        Path | None,
+        typer.Option(
+            help="New .jsonl file with a line for each sample, samples of a prompt together: its list's line, and its "
+            "scores."
+        ),
     ] = None,
 ) -> None:
     """Score pictures, videos or completions that exist already, also of other programs."""

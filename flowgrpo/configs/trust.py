@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ..intake import ledger
+from ..intake.visible import on_one_line
 from ..parts.kinds import KINDS
 from ..parts.plugins import entry_points, source_of
 from .prompt_source import HUB
@@ -86,7 +87,7 @@ def check_acts(file: Path, recipe: Mapping[str, Any], rewards: bool = True) -> N
     """
     unknown = [act for act in acts(recipe, file.resolve().parent, rewards) if not any(map(ledger.trusted, act.keys))]
     if unknown:
-        listed = "".join(f"\n  - {act.says}" for act in unknown[:MOST])
+        listed = "".join(f"\n  - {on_one_line(act.says)}" for act in unknown[:MOST])
         more = f"\n  - and {len(unknown) - MOST} more" if len(unknown) > MOST else ""
         raise ValueError(
             f"{file} names things that this machine has not used before. It would{listed}{more}\n"

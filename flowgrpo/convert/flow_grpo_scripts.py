@@ -6,7 +6,8 @@ for the script with a window if it sets the window itself, since every configura
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from .foreign_settings import ForeignSettings
@@ -71,7 +72,31 @@ SCRIPTS: dict[str, Script] = {
     "": SD3,
 }
 """Word in the name of the model, in small letters -> script; the first that fits."""
+STABLE = ("stable-diffusion", "sd3")
 WINDOW = ("sample.sde_window_size", "sample.sde_window_range", "sample.train_num_steps")
+
+
+def model_word(path: str, words: Sequence[str], own: Sequence[str] = ()) -> str:
+    """Which of some words the path of a model has; an empty text if it has none.
+
+    The last part of a path names the model, and the folders before it may be anything, such as a user's name. So they
+    count only if the last part has none of the words, and then only for a word that stands alone.
+
+    Args:
+        path: a folder or a hub id.
+        words: in small letters; the first that fits is taken.
+        own: words of models that have none of `words`.
+    """
+    *folders, last = path.lower().replace("\\", "/").rstrip("/").split("/")
+    for word in words:
+        if re.search(rf"(?<![a-z]){re.escape(word)}", last):
+            return word
+    if any(word in last for word in own):
+        return ""
+    alone = (
+        w for folder in reversed(folders) for w in words if re.search(rf"(?<![a-z]){re.escape(w)}(?![a-z])", folder)
+    )
+    return next(alone, "")
 
 
 def script_of(settings: ForeignSettings, own: set[str]) -> Script:
@@ -81,8 +106,8 @@ def script_of(settings: ForeignSettings, own: set[str]) -> Script:
         settings: the configuration.
         own: keys that the configuration sets itself, and does not inherit from base.py.
     """
-    model = (settings.text("pretrained.model") or "").lower()
-    found = next(script for word, script in SCRIPTS.items() if word in model)
+    path = settings.text("pretrained.model") or ""
+    found = SCRIPTS[model_word(path, [word for word in SCRIPTS if word], STABLE)]
     if found.fast or found.kernel or not own & set(WINDOW):
         return found
     return replace(found, name=found.name.replace(".py", "_fast.py"), fast=True)

@@ -11,6 +11,7 @@ from typing import Any
 from .conversion import Conversion
 from .flow_factory_keys import CALL, DEFAULTS, IDLE, LAYERS, MISSING, OF_METHOD, PICTURES, ROWS
 from .flow_factory_methods import average_of, method, steps_of
+from .flow_grpo_scripts import model_word
 from .foreign_settings import ForeignSettings, named
 from .from_flow_grpo import LENGTH
 from .reward_names import OF_FLOW_FACTORY, entry_of
@@ -82,7 +83,7 @@ def _model(conversion: Conversion) -> None:
         )
     conversion.used("model.target_modules", "model.lora_rank", "model.lora_alpha")
     components = settings.texts("model.target_components") or ["transformer"]
-    experts = "wan2.2" in (settings.text("model.model_name_or_path") or "").lower()
+    experts = bool(model_word(settings.text("model.model_name_or_path") or "", ["wan2.2"]))
     if set(components) != ({"transformer", "transformer_2"} if experts else {"transformer"}):
         conversion.lose("model.target_components", "every denoiser of the pipeline is trained, and nothing else")
     conversion.used("model.target_components")

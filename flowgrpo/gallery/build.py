@@ -129,7 +129,8 @@ def image_names(run: Run) -> list[str]:
 
 def samples_url(run: Run, out: Path) -> str:
     """Relative URL of a run's samples as seen from a gallery folder, ending in a slash."""
-    return quote(os.path.relpath(run.samples.resolve(), out.resolve()).replace(os.sep, "/")) + "/"
+    way = os.path.relpath(run.samples.resolve(), out.resolve()).replace(os.sep, "/")
+    return quote(way, errors="surrogateescape") + "/"
 
 
 def places_from(page: Path, runs: Sequence[Run]) -> list[str | None]:

@@ -51,8 +51,10 @@ def is_run(model: str) -> bool:
     """Whether a model is the folder of a run.
 
     Raises:
-        ValueError: it is a part of a run.
+        ValueError: it is a part of a run, or its path is no text, which the libraries of models do not open.
     """
+    if model != model.encode(errors="replace").decode():
+        raise ValueError(f"{model!a} has a name that is not UTF-8; rename it")
     if not (Path(model) / "config.yaml").is_file():
         return False
     refuse_part_of_run(Path(model))

@@ -21,6 +21,12 @@ from .serving.http_client import ServerError, Unavailable, persist
 MOST_REPLY_BYTES = 256 << 20
 
 
+class NeverSent(ValueError):
+    """A sample or a group that no request can hold; it would be refused again."""
+
+    final = True
+
+
 class Remote:
     """A reward that another process serves with `flowgrpo rewards serve`, with the very same results.
 
@@ -137,7 +143,8 @@ class Remote:
         """Yield the rows of each request, in as few requests as the limits allow; groups stay whole if they must."""
         count = len(inputs.prompts)
         each = wire.sample_bytes(inputs.samples) + _text_bytes(inputs)
-        most = min(self.limits.most_samples, self.limits.most_bytes // max(each, 1))
+        empty = len(self._packed(inputs, []))
+        most = min(self.limits.most_samples, max(self.limits.most_bytes - empty, 0) // max(each, 1))
         if count <= most:
             yield list(range(count))
             return
@@ -150,7 +157,7 @@ class Remote:
         rows: list[int] = []
         for piece in pieces:
             if len(piece) > most:
-                raise ValueError(
+                raise NeverSent(
                     f"{'a group' if self.whole_group else 'a sample'} of {len(piece) * each} bytes is more than "
                     f"{self._client.url} accepts ({self.limits.most_bytes}); start that server with a larger --max-mb"
                 )
@@ -160,9 +167,12 @@ class Remote:
             rows = rows + piece
         yield rows
 
-    def _send(self, inputs: Inputs, rows: list[int]) -> Scores:
+    def _packed(self, inputs: Inputs, rows: list[int]) -> bytes:
         samples, prompts, columns, groups = inputs.take(rows)
-        body = wire.pack(Inputs(samples, prompts, columns, groups), self.declaration.fingerprint, self.encoding)
+        return wire.pack(Inputs(samples, prompts, columns, groups), self.declaration.fingerprint, self.encoding)
+
+    def _send(self, inputs: Inputs, rows: list[int]) -> Scores:
+        body = self._packed(inputs, rows)
         headers = {"Content-Type": wire.CONTENT_TYPE}
         try:
             reply = self._persist(lambda: self._client.request("POST", "/score", body, headers))
@@ -224,4 +234,7 @@ def _what_is_served(body: bytes) -> tuple[Declaration, wire.WireLimits]:
 def _text_bytes(inputs: Inputs) -> int:
     """Return the largest number of bytes that the prompt and the columns of one sample take."""
     columns = zip(*inputs.columns.values()) if inputs.columns else [()] * len(inputs.prompts)
-    return max((12 * (len(text) + len(repr(row))) for text, row in zip(inputs.prompts, columns)), default=0) + 64
+    # Between two values of a list JSON has a comma and a space.
+    apart = 2 * len(inputs.columns)
+    sizes = (len(json.dumps([text, *row], default=repr)) + apart for text, row in zip(inputs.prompts, columns))
+    return max(sizes, default=0) + 64

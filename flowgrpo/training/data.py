@@ -23,6 +23,8 @@ from .prompts.stored_pictures import stored_pictures
 from .prompts.stored_table import StoredColumns, StoredTable, parquet_table
 
 IMAGE = "image"
+INDEX = "index.jsonl"
+"""The list of the samples of a run, which gets further lines while the run goes on."""
 _ID_LIKE = re.compile(r"[\w-]+/[\w-]+")
 EMBEDDED = {world: f"flowgrpo.worlds.{world}" for world in WORLDS}
 
@@ -67,7 +69,8 @@ def read_prompts(source: str, fetch: bool = True) -> list[PromptRow]:
         found = open_folder(path, named)
     else:
         _refuse_words_of_sets(named)
-        rows = parquet_table([path]) if path.suffix.lower() == ".parquet" else file_entries(path)
+        growing = path.name == INDEX
+        rows = parquet_table([path]) if path.suffix.lower() == ".parquet" else file_entries(path, growing=growing)
         found = OpenedSet(rows, range(len(rows)))
     if isinstance(found.rows, StoredTable):
         return stored_rows(found.rows, found.chosen, named)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from flowgrpo.cli.output import make_console
+from flowgrpo.cli.output import make_console, say
+from flowgrpo.intake.visible import on_one_line, visible
 
 
 @pytest.mark.parametrize(
@@ -26,3 +27,11 @@ def test_no_line_moves_in_a_notebook_but_its_lines_have_colours(
     assert console.is_interactive is moves
     assert console.is_terminal
     assert console.color_system is not None
+
+
+def test_what_a_terminal_would_take_for_commands_is_written_as_escapes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert visible("up \x1b[1A\x1b[M\x07 \x9b2J\u202eend") == r"up \x1b[1A\x1b[M\x07 \x9b2J\u202eend"
+    assert visible("a line\n\tand é 漢字 👩‍🚀") == "a line\n\tand é 漢字 👩‍🚀"
+    assert on_one_line("a\nb\r") == r"a\nb\r"
+    say("a\x1b]0;own\x07")
+    assert capsys.readouterr().out == "a\\x1b]0;own\\x07\n"

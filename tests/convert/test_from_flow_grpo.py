@@ -7,6 +7,7 @@ import pytest
 
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.convert.converting import convert_file
+from flowgrpo.convert.flow_grpo_scripts import SCRIPTS, STABLE, model_word
 from flowgrpo.convert.python_config import ConfigReader, config_functions
 from flowgrpo.convert.python_values import Unread
 from flowgrpo.parts.choice import value_at
@@ -20,11 +21,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def recipe_of(folder: Path, function: str, more: str = "", gpus: int | None = None) -> Any:
-    """The recipe of a function, whose text is followed by more lines before its `return`."""
+def recipe_of(folder: Path, function: str, more: str = "", gpus: int | None = None, before: str = "") -> Any:
+    """The recipe of a function, with more lines before its `return`, and other functions before it."""
     head, _, tail = CONFIGS.partition(f"def {function}():")
     body, returned, rest = tail.partition("    return config\n")
-    (folder / "mine.py").write_text(f"{head}def {function}():{body}{more}{returned}{rest}", encoding="utf-8")
+    (folder / "mine.py").write_text(f"{head}{before}def {function}():{body}{more}{returned}{rest}", encoding="utf-8")
     converted = convert_file(f"{folder / 'mine.py'}:{function}", gpus=gpus)
     (folder / "out.yaml").write_text(converted.recipe, encoding="utf-8")
     return load_recipe(folder / "out.yaml")
@@ -275,3 +276,67 @@ def test_a_link_beside_the_file_that_leads_out_is_not_read(
     (folder / "base.py").symlink_to(outside)
     with pytest.raises(ValueError, match="returns no configuration that can be read"):
         convert_file(f"{folder / 'mine.py'}:whole")
+
+
+UNSURE = {
+    "an update in an undecided if": "    if seen():\n        config.train.update({'beta': 0.5})\n",
+    "a key of a loop": "    for k, v in [('beta', 0.5)]:\n        config.train[k] = v\n",
+    "a key that is not known": "    config.train[seen()] = 0.5\n",
+    "an annotated assignment": "    while True:\n        config.train.beta: float = 0.5\n        break\n",
+    "an update in a try": "    try:\n        config.train.update(beta=0.5)\n    except ValueError:\n        pass\n",
+    "setattr in an undecided if": "    if seen():\n        setattr(config.train, 'beta', 0.5)\n",
+    "a function of another module": "    other.change(config.train)\n",
+    "keys that are not known": "    config.train.update(seen())\n",
+    "a key that is taken out in an undecided if": "    if seen():\n        del config.train.beta\n",
+}
+
+
+@pytest.mark.parametrize("more", UNSURE.values(), ids=UNSURE.keys())
+def test_what_only_a_run_would_show_is_not_carried_over(folder: Path, more: str) -> None:
+    recipe_of(folder, "whole", more)
+    converted = convert_file(f"{folder / 'mine.py'}:whole")
+    said = [line for line in converted.lines if line.strip().startswith("train.beta")]
+    assert any("only a run of the file would show this value" in line for line in said)
+    assert "name: kl" not in converted.recipe
+
+
+SURE = {
+    "setattr": ("    setattr(config.train, 'beta', 0.5)\n", 0.05),
+    "a function of the file": ("    change(config)\n", 0.03),
+    "a function that only reads": ("    print(config)\n", 0.004),
+    "a function within": ("    def unused():\n        return 3\n", 0.004),
+    "a key that is taken out": ("    del config.train.beta\n", None),
+}
+
+
+@pytest.mark.parametrize(("more", "weight"), SURE.values(), ids=SURE.keys())
+def test_what_the_file_says_is_followed(folder: Path, more: str, weight: float | None) -> None:
+    changes = "def change(config):\n    config.train.beta = 0.3\n\n\n"
+    recipe = recipe_of(folder, "whole", more, before=changes)
+    assert [one["weight"] for one in recipe.penalties] == ([] if weight is None else [pytest.approx(weight)])
+
+
+def test_a_return_that_may_not_be_reached_is_refused(folder: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"mine\.py, line \d+: only a run of the file would show whether this `return`"
+    ):
+        recipe_of(folder, "whole", "    if seen():\n        return other()\n")
+
+
+@pytest.mark.parametrize(
+    ("path", "word"),
+    [
+        ("/home/wang/models/stable-diffusion-3.5-medium", ""),
+        ("/data/influx/stable-diffusion-3.5-medium", ""),
+        ("/home/wan/sd3", ""),
+        ("/home/fluxuser/Wan2.1-T2V-1.3B", "wan"),
+        ("black-forest-labs/FLUX.1-dev", "flux"),
+        ("Qwen/Qwen-Image-Edit", "qwen-image-edit"),
+        ("/m/QwenImage/", "qwen"),
+        ("/hub/models--black-forest-labs--FLUX.1-Kontext-dev/snapshots/ab12", "kontext"),
+        ("C:\\models\\FLUX.1-dev", "flux"),
+        ("stabilityai/stable-diffusion-3.5-medium", ""),
+    ],
+)
+def test_the_name_of_a_model_and_not_its_folder_says_which_script_it_is_for(path: str, word: str) -> None:
+    assert model_word(path, [one for one in SCRIPTS if one], STABLE) == word

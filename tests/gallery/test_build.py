@@ -19,6 +19,7 @@ from flowgrpo.gallery.build import SCRIPTS, build_gallery, render
 from flowgrpo.gallery.page_files import MARKER
 from flowgrpo.gallery.pages import inline_json, script
 from flowgrpo.gallery.thumbnails import CACHE
+from flowgrpo.inference.opening import is_run
 from tests.gallery.folders import HOSTILE, Elements, add_records, data_of, files_of, record, write_run, written
 
 
@@ -438,3 +439,12 @@ def _ended_process() -> int:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     return process.pid
+
+
+def test_a_folder_whose_name_is_not_utf_8(run: Path, tmp_path: Path) -> None:
+    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/b\xff"))
+    run.rename(odd)
+    page = build_gallery(odd, out=tmp_path / "page", link=True)
+    assert any(b"../b%FF/samples/" in content for content in files_of(page.parent).values())
+    with pytest.raises(ValueError, match=r"has a name that is not UTF-8; rename it"):
+        is_run(str(odd))

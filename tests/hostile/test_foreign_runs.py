@@ -231,6 +231,15 @@ FOREIGN: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"data": {"train": "hub:evil/set?split=train", "heldout": None}},
         ["download the data set evil/set from the hub"],
     ),
+    "an address that hides the line above": (
+        {
+            "rewards": [
+                REWARD,
+                {"name": "remote", "options": {"url": "http://127.0.0.1:1/\x1b[1A\x1b[M\nNothing else."}},
+            ]
+        },
+        ["run the reward evil.py:score", r"http://127.0.0.1:1/\x1b[1A\x1b[M\nNothing else."],
+    ),
     "no box": ({"rewards": [{"name": "code", "options": {"unsafe": True}}]}, ["without a box"]),
 }
 PARTS: dict[str, tuple[dict[str, Any], list[str]]] = {

@@ -175,3 +175,15 @@ def test_what_cannot_be_scored_is_refused(rows: list[dict[str, Any]], reward: st
     source = listed(tmp_path / "given.jsonl", *rows)
     with pytest.raises(ValueError, match=said):
         score_samples([RewardSpec(reward)], given_samples(source))
+
+
+def test_a_line_that_a_run_has_not_finished_is_left_out(tmp_path: Path) -> None:
+    listed(tmp_path / "index.jsonl", {"prompt": "1+2=", "completion": "3"}, {"prompt": "2+2=", "completion": "4"})
+    whole = (tmp_path / "index.jsonl").read_text()
+    (tmp_path / "index.jsonl").write_text(whole[:-5])
+    assert [one.made for one in given_samples(tmp_path)] == ["3"]
+    (tmp_path / "mine.jsonl").write_text(whole[:-5])
+    with pytest.raises(ValueError, match="line 2: not JSON"):
+        given_samples(tmp_path / "mine.jsonl")
+    (tmp_path / "mine.jsonl").write_text(whole[:-1])  # a list of one's own may lack the last line end
+    assert len(given_samples(tmp_path / "mine.jsonl")) == 2

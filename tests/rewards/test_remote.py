@@ -119,7 +119,7 @@ def test_smaller_encodings_round_to_256_levels(serve, encoding):
 @pytest.mark.parametrize("name", ["Small", "Ranked", "rich"])
 def test_a_call_that_is_too_large_goes_in_parts_and_groups_stay_whole(serve, plugins, name):
     each = 3 * 6 * 5 * 4
-    limits = WireLimits(most_bytes=4 * each + 2000) if name != "rich" else WireLimits(most_samples=2)
+    limits = WireLimits(most_bytes=4 * each + 1000) if name != "rich" else WireLimits(most_samples=2)
     server = serve(name, limits=limits)
     local = RewardSet([RewardSpec(f"{plugins}:{name}")])
     samples, groups = images(), [3, 9, 3, 9, 3]
@@ -134,6 +134,18 @@ def test_a_call_that_is_too_large_goes_in_parts_and_groups_stay_whole(serve, plu
         assert found.notes["rich"] == local.score(samples, PROMPTS, COLUMNS).notes["rich"]
     else:
         assert same(found, local.score(samples, PROMPTS, COLUMNS))
+
+
+def test_a_long_text_is_as_large_as_in_the_request(serve, plugins):
+    """A text of letters takes a byte for each, and others take up to twelve."""
+    server = serve("longest", limits=WireLimits(most_bytes=20_000))
+    away = remote(server.url)
+    texts = ["a" * 15_000, "b", "é" * 2_500, "🟥" * 1_200]
+    found = away.score(texts, ["p"] * 4, {"wanted": [""] * 4})
+    assert found.values[:, 0].tolist() == [float(len(text)) for text in texts]
+    # A call that was tried again would say so at the end.
+    with pytest.raises(RewardError, match=r"a sample of \d+ bytes is more than .* with a larger --max-mb\.$"):
+        away.score(["é" * 4_000], ["p"], {"wanted": [""]})
 
 
 def test_a_group_that_cannot_be_sent_whole_is_refused_with_advice(serve):

@@ -166,8 +166,7 @@ def sample_bytes(samples: Tensor | list[str]) -> int:
     """Return the largest number of bytes that one sample takes in a request, without its prompt and columns."""
     if isinstance(samples, Tensor):
         return math.prod(samples.shape[1:]) * 4
-    # A character outside the basic multilingual plane takes twelve bytes in JSON.
-    return max((12 * len(text) for text in samples), default=0)
+    return max((len(json.dumps(text)) for text in samples), default=0)
 
 
 def limits_as_json(limits: WireLimits) -> dict[str, int]:

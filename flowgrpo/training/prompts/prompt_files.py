@@ -16,12 +16,13 @@ TEXTS = (".txt", ".jsonl", ".json", ".csv", ".tsv")
 """Endings of the files that are read here. `stored_table` reads the others."""
 
 
-def file_entries(path: Path, lines_too: bool = False) -> list[Entry]:
+def file_entries(path: Path, lines_too: bool = False, growing: bool = False) -> list[Entry]:
     """The entries of a prompt file, by the ending of its name.
 
     Args:
         path: the file.
         lines_too: whether a `.json` file may also hold an object a line, as in many data sets.
+        growing: whether the file is written line by line, so that a line without its end is not there yet.
 
     Raises:
         ValueError: the ending is unknown, the file holds nothing, or a line cannot be read.
@@ -30,19 +31,21 @@ def file_entries(path: Path, lines_too: bool = False) -> list[Entry]:
     if ending not in TEXTS:
         raise ValueError(f"{path}: prompt files end in {', '.join(TEXTS)} or .parquet, not {ending or 'nothing'!r}")
     unit = "entry" if ending == ".json" and not lines_too else "line"
-    found = [(f"{path}, {unit} {number}", entry) for number, entry in _text_entries(path, ending, lines_too)]
+    found = [(f"{path}, {unit} {number}", entry) for number, entry in _text_entries(path, ending, lines_too, growing)]
     if not found:
         raise ValueError(f"{path} holds no prompt")
     return found
 
 
-def _text_entries(path: Path, ending: str, lines_too: bool) -> list[tuple[int, Any]]:
+def _text_entries(path: Path, ending: str, lines_too: bool, growing: bool) -> list[tuple[int, Any]]:
     """The entries of a text file, each with the number of its line, or of the entry of a JSON list."""
     try:
         # Spreadsheets begin their UTF-8 with a byte order mark.
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
+    if growing:
+        text = text[: text.rfind("\n") + 1]
     if ending in (".csv", ".tsv"):
         return _table(path, text, "\t" if ending == ".tsv" else ",")
     # Not splitlines(), which also cuts at characters that prompts may hold, such as U+2028.
