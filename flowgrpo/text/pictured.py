@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import jinja2
 from torch import Tensor
 
-MARK = "<image>"
-"""Stands in the text of a prompt for its next picture."""
+from .picture_marks import MARK, PART
+
 _KINDS = "type_ids"
 _COUNTED = ("input_ids", "attention_mask")
 
@@ -89,6 +89,7 @@ def with_parts(talk: Sequence[Mapping[str, str]], pictures: int) -> list[dict[st
     Raises:
         ValueError: the number of marks is not the number of pictures.
     """
+    talk = [{**message, "content": message["content"].replace(PART, MARK)} for message in talk]
     marks = sum(message["content"].count(MARK) for message in talk)
     if marks not in (0, pictures):
         raise ValueError(

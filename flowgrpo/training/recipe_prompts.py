@@ -10,6 +10,7 @@ from ..configs.prompt_source import HUB, prompt_source
 from ..configs.schema import AnyRecipe, Recipe, TextRecipe
 from ..configs.sections import SPLITS
 from ..rewards.base import FROM_RUN, RESERVED
+from ..text.picture_marks import PART
 from .data import IMAGE, Data, PromptRow, PromptStream, column_names, read_prompts, with_pictures
 from .distributed.processes import Processes
 from .prompts.chosen_prompts import evaluated_rows
@@ -47,6 +48,12 @@ def pictured(recipe: AnyRecipe, rows: list[PromptRow], source: str) -> list[Prom
         ValueError: the recipe shows pictures and the file has none, or a picture is missing or cannot be read.
     """
     if not shows_pictures(recipe):
+        for row in rows:
+            if row.messages is not None and any(PART in message["content"] for message in row.messages):
+                what = ", or write model.pictures: true for a model that sees" if isinstance(recipe, TextRecipe) else ""
+                raise ValueError(
+                    f"{row.place}: a message holds image, and a language model reads text; leave it out{what}"
+                )
         return rows
     found = with_pictures(rows, source)
     if any(row.pictures is None for row in found):

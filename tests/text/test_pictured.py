@@ -11,7 +11,8 @@ from torch import Tensor
 
 from flowgrpo.pipelines.pictures import Picture
 from flowgrpo.text.model import LanguageModel, linear_layers, load_language_model
-from flowgrpo.text.pictured import MARK, PicturedIds, with_parts
+from flowgrpo.text.picture_marks import MARK, PART
+from flowgrpo.text.pictured import PicturedIds, with_parts
 from flowgrpo.text.prompt_batch import PromptBatch
 from flowgrpo.text.sampling import sample_completions
 from flowgrpo.text.scoring import completion_log_probs
@@ -163,6 +164,7 @@ def test_where_pictures_stand_in_a_conversation() -> None:
     ]  # fmt: skip
     marked = with_parts([{"role": "user", "content": f"from {MARK} to {MARK}"}], 2)
     assert [part.get("text", "-") for part in marked[0]["content"]] == ["from ", "-", " to ", "-"]
+    assert with_parts([{"role": "user", "content": f"from {PART} to {PART}"}], 2) == marked
     with pytest.raises(ValueError, match="a prompt has 2 times <image> and 1 picture; write <image> once for each"):
         with_parts([{"role": "user", "content": f"from {MARK} to {MARK}"}], 1)
 

@@ -188,8 +188,12 @@ def test_a_content_in_parts_is_one_text(tmp_path: Path):
         (TALK[1:2], "must end with a message to be answered"),
         ([*TALK[:2], TALK[1]], "must end with a message to be answered"),
         (
-            [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image"}]}],
-            "a message holds image, and a language model reads text; leave it out",
+            [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "video"}]}],
+            "a message holds video, and a language model reads text or pictures; leave it out",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "image", "path": "a.png"}, {"type": "text", "text": "a"}]}],
+            "a message holds a picture by its path; write {type: image} alone, and the path of the picture into a",
         ),
         ([{"role": "user", "content": []}], "objects with `role` and `content`"),
         ([{"role": "user"}], "objects with `role` and `content`"),

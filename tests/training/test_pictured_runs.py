@@ -178,6 +178,22 @@ def test_prompts_without_pictures_are_refused(words: list[str], data: Path, tmp_
     assert "none.png does not exist" in fault
 
 
+def test_pictures_within_a_conversation_have_their_places(words: list[str], data: Path, tmp_path: Path) -> None:
+    parts = [{"type": "text", "text": "from "}, {"type": "image", "text": None}, {"type": "text", "text": " to "}]
+    talk = [{"role": "user", "content": [*parts, {"type": "image"}]}]
+    row = {"prompt": talk, "answer": "a", "image": [str(data / "0.png"), str(data / "1.png")]}
+    (tmp_path / "talk.jsonl").write_text((json.dumps(row) + "\n") * 4)
+    named = f"data={{train: {tmp_path}/talk.jsonl, heldout: {data}/heldout.jsonl}}"
+    trainer = Session(load_recipe("text", [*words, named]), RunFolder.create(tmp_path / "run", "")).trainer(Silent())
+    [mine], [same] = trainer.data.train.rows[:1], trainer.data.heldout[-1:]
+    assert mine.text == "from <image> to <image>"
+    assert isinstance(trainer.task, TextTask)
+    language = trainer.task.policy.language
+    assert language.encode(mine.text, mine.messages, mine.pictures) == language.encode(same.text, None, same.pictures)
+    [fault] = faults(*words, named, "model.pictures=false", "model.path=arithmetic")
+    assert "a message holds image, and a language model reads text; leave it out, or write model.pictures" in fault
+
+
 def test_a_model_of_text_is_refused(words: list[str]) -> None:
     [fault] = faults(*words, "model.path=arithmetic")
     assert "which is not a language model that is shown pictures; use a model that is one, or leave out" in fault

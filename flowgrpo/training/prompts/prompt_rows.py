@@ -8,6 +8,7 @@ from typing import Any
 
 from ...configs.prompt_source import PromptSource
 from ...pipelines.pictures import Picture
+from ...text.picture_marks import MARK, PART
 from ..folder.json_lines import unwritable
 from .stored_table import StoredColumns, StoredTable
 
@@ -107,7 +108,8 @@ def _prompt_column(place: str, names: Collection[Any] | None, column: str | None
 def _worded(place: str, index: int, key: str, said: Any, columns: Mapping[str, Any]) -> PromptRow:
     if isinstance(said, list):
         messages = _conversation(place, said)
-        return PromptRow(index, messages[answered(messages)]["content"], columns, messages, place=place)
+        text = messages[answered(messages)]["content"].replace(PART, MARK)
+        return PromptRow(index, text, columns, messages, place=place)
     if not isinstance(said, str) or not said.strip():
         raise ValueError(f"{place}: `{key}` is {said!r:.80}; write the words of a prompt")
     if "\0" in said:
@@ -147,15 +149,24 @@ def _conversation(place: str, messages: list[Any]) -> tuple[dict[str, str], ...]
 
 
 def _message(place: str, message: Any) -> dict[str, str]:
-    """A message with its content as one text. Other tools write a content as a list of texts and pictures."""
+    """A message with its content as one text, in which `PART` stands for a picture.
+
+    Other tools write a content as a list of texts and pictures. The pictures themselves are in a column.
+    """
     role, content = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
     if isinstance(content, list) and all(isinstance(part, dict) for part in content):
-        kinds = sorted({str(part.get("type")) for part in content} - {"text"})
+        kinds = sorted({str(part.get("type")) for part in content} - {"text", "image"})
         if kinds:
             raise ValueError(
-                f"{place}: a message holds {', '.join(kinds)}, and a language model reads text; leave it out"
+                f"{place}: a message holds {', '.join(kinds)}, and a language model reads text or pictures; leave it "
+                "out"
             )
-        content = "".join(str(part.get("text") or "") for part in content)
+        if given := sorted({key for part in content for key in part if part.get(key)} - {"type", "text"}):
+            raise ValueError(
+                f"{place}: a message holds a picture by its {given[0]}; write {{type: image}} alone, and the path of "
+                "the picture into a column `image`"
+            )
+        content = "".join(PART if part.get("type") == "image" else str(part.get("text") or "") for part in content)
     if not (isinstance(role, str) and role and isinstance(content, str) and content):
         raise ValueError(f"{place}: `prompt` has the message {message!r:.200}; give objects with `role` and `content`")
     return {"role": role, "content": content}
