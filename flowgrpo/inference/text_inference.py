@@ -16,8 +16,9 @@ from ..core.addressing import address
 from ..text.diffusion_models import BLOCK_TYPES, block_size, type_of
 from ..text.masked_model import load_masked_model
 from ..text.model import LanguageModel, LanguageWeights, load_language_model, reinitialise
-from ..text.model_folder import always_sees, is_masked_folder
-from ..training.data import PromptRow
+from ..text.model_folder import is_masked_folder
+from ..text.seeing_types import may_see, sight_of
+from ..training.data import IMAGE, PromptRow
 from ..training.distributed.processes import launched
 from ..training.lora_start import begin
 from ..training.masked.masked_policy import MaskedPolicy, UnmaskedTexts
@@ -85,12 +86,22 @@ def recipe_of(model: str, overrides: Sequence[str] = (), *, masked: bool = False
         name = "trace_rl" if any(word.startswith("model.block=") for word in published) else "masked"
         recipe = load_recipe(name, [*plain, *published, *overrides])
     else:
-        sees = (Path(model) / "config.json").is_file() and always_sees(Path(model))
-        plain = ["model={}", "generation={}", "evaluate.batch=64", *(["model.pictures=true"] if sees else [])]
-        recipe = load_recipe("text", [*plain, *overrides])
+        plain = ["model={}", "generation={}", "evaluate.batch=64"]
+        recipe = load_recipe("text", [*plain, *_shown(model), *overrides])
     if isinstance(recipe, Recipe):
         raise ValueError(f"{model} is a run of images, and makes no completions; name a run or a model of text")
     return recipe
+
+
+def _shown(model: str) -> list[str]:
+    """The override that shows pictures to a model that transformers has in no other way."""
+    if model in ("arithmetic", UNTRAINED):
+        return []
+    try:
+        with from_hub(model):
+            return ["model.pictures=true"] if sight_of(model) == "always" else []
+    except OSError:
+        return []  # loading the model says what is wrong
 
 
 def _as_published(model: str, words: Sequence[str]) -> list[str]:
@@ -250,6 +261,8 @@ def sample_texts(
             given to a model without a chat template.
     """
     new_index(out, "sampled")
+    if any(row.columns.get(IMAGE) for row in rows) and not masked and not is_run(model) and may_see(Path(model)):
+        overrides = ["model.pictures=true", *overrides]
     recipe = recipe_of(model, overrides, masked=masked)
     heat = recipe.generation.temperature if temperature is None else temperature
     if source is not None:

@@ -6,10 +6,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 _ORIENTATION = 0x0112
+_LARGEST, _STEP = 65_535, 257
+"""The largest value of 16 bits, and how many of them are one value of 8 bits."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +43,28 @@ class Picture:
         """The picture in RGB, turned as the orientation in its EXIF data says.
 
         Raises:
-            ValueError: the file does not exist, is not a picture, or is damaged.
+            ValueError: the file does not exist, is not a picture, is damaged, or has values that are not of 8 or 16
+                bits.
         """
         with self._opened() as image:
             try:
-                return ImageOps.exif_transpose(image).convert("RGB")
+                turned = ImageOps.exif_transpose(image)
+                turned.load()
             except (OSError, SyntaxError, ValueError) as error:
                 raise ValueError(f"{self._named()} is damaged: {error}") from None
+            return self._in_bytes(turned).convert("RGB")
+
+    def _in_bytes(self, image: Image.Image) -> Image.Image:
+        """The picture with 8 bits a value; Pillow would cut off what is above 255."""
+        if image.mode != "F" and not image.mode.startswith("I"):
+            return image
+        values = np.asarray(image)
+        if image.mode == "F" or (values.size and not 0 <= values.min() <= values.max() <= _LARGEST):
+            raise ValueError(
+                f"{self._named()} has values from {values.min():g} to {values.max():g}; save it with 8 or 16 bits a "
+                "value"
+            )
+        return Image.fromarray((values.astype(np.int64) // _STEP).astype(np.uint8))
 
     def _opened(self) -> Image.Image:
         try:

@@ -27,8 +27,8 @@ BLOCK_TYPES = {"sdar": 0.9, "sdar_moe": 0.9, "llada2_moe": 0.95}
 """Models that write block after block, with the threshold of the examples on their pages."""
 
 
-def type_of(path: str, *, local: bool = False) -> str | None:
-    """The `model_type` of a folder or a hub id if a class for it is here, and None otherwise.
+def configuration(path: str, *, local: bool = False) -> dict[str, Any]:
+    """What is in the `config.json` of a model.
 
     Args:
         path: a folder, or a hub id.
@@ -40,9 +40,22 @@ def type_of(path: str, *, local: bool = False) -> str | None:
     from transformers import PretrainedConfig
 
     if Path(path).is_dir():
-        config = read_json_object(Path(path) / "config.json")
-    else:
-        config = PretrainedConfig.get_config_dict(path, local_files_only=local)[0]
+        return read_json_object(Path(path) / "config.json")
+    found: dict[str, Any] = PretrainedConfig.get_config_dict(path, local_files_only=local)[0]
+    return found
+
+
+def type_of(path: str, *, local: bool = False) -> str | None:
+    """The `model_type` of a folder or a hub id if a class for it is here, and None otherwise.
+
+    Args:
+        path: a folder, or a hub id.
+        local: whether nothing may be downloaded.
+
+    Raises:
+        OSError: the configuration of the hub id cannot be read.
+    """
+    config = configuration(path, local=local)
     found, made = config.get("model_type"), config.get("architectures") or []
     # Some published folders of mixtures of experts have the type of the models without.
     if found == "llada" and "LLaDAMoEModelLM" in made:

@@ -20,7 +20,7 @@ from ..weights.saving import ADAPTER_FILE, PEFT_PREFIX, put_adapter, save_adapte
 from ..weights.trained import ADAPTER, TrainedWeights
 from .chat_templates import conversation, template_ids, turn_end, uses_template, without_template
 from .key_value_cache import cache_of, has_states, select_rows
-from .model_folder import check_language_folder, load_processor, load_whole
+from .model_folder import check_language_folder, check_sight_of, load_processor, load_whole
 from .pictured import PicturedIds, Shown, pictured_ids
 from .positions import room_of
 from .prompt_batch import PromptBatch
@@ -116,11 +116,12 @@ class LanguageModel:
         """
         if self.processor is None:
             return ()
-        config = self.model.config
-        found = (getattr(config, f"{what}_token_id", None) for what in ("image", "video", "audio"))
         # Older versions of transformers have other names for some models.
-        older = (getattr(config, f"{what}_token_index", None) for what in ("image", "video", "audio"))
-        return tuple(dict.fromkeys(int(token) for token in (*found, *older) if isinstance(token, int)))
+        names = [f"{what}_token_{name}" for what in ("image", "video", "audio") for name in ("id", "index")]
+        found = [getattr(self.model.config, name, None) for name in names]
+        # Ovis 2 has several tokens around a picture.
+        found += getattr(self.model.config, "visual_indicator_token_ids", None) or []
+        return tuple(dict.fromkeys(int(token) for token in found if isinstance(token, int)))
 
     def said(self, logits: Tensor) -> Tensor:
         """Logits [..., V] in which a token of `unsaid` has no chance; they are changed in place."""
@@ -194,6 +195,8 @@ def load_language_model(
     kind, processor = AutoModelForImageTextToText if pictures else AutoModelForCausalLM, None
     # Every supported version takes this name; newer versions prefer `dtype`.
     with from_hub(path):
+        if not Path(path).is_dir():
+            check_sight_of(path, pictures)
         model = load_whole(kind, path, dtype=dtype, **options)
         if pictures:
             processor = load_processor(path)

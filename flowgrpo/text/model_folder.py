@@ -8,6 +8,7 @@ from typing import Any
 from ..weights.json_files import read_json_object
 from ..weights.pipeline_folders import tokenizer_faults, weight_faults
 from .diffusion_models import DIFFUSION_TYPES
+from .seeing_types import sight_of
 
 _NAMED = 3
 """How many missing weights a message names."""
@@ -74,16 +75,20 @@ def check_language_folder(folder: Path, *, masked: bool = False, pictures: bool 
         raise ValueError("\n".join(faults))
 
 
-def always_sees(folder: Path) -> bool:
-    """Whether transformers has the model of a folder only as a model that is shown pictures, and not as one of text."""
-    from transformers.models.auto import modeling_auto
+def check_sight_of(path: str, pictures: bool) -> None:
+    """Refuse a hub id whose model must be loaded otherwise; `check_language_folder` does it for a folder.
 
-    kind = read_json_object(folder / "config.json").get("model_type")
-    causal, seeing = (
-        modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-        modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
-    )
-    return kind in seeing and kind not in causal
+    Raises:
+        ValueError: the model is shown pictures and `pictures` is off, or it is not and `pictures` is on.
+    """
+    sight = sight_of(path)
+    if pictures and sight == "never":
+        raise ValueError(f"{path} is not a language model that is shown pictures; leave out model.pictures")
+    if not pictures and sight == "always":
+        raise ValueError(
+            f"{path} is a language model that is shown pictures; write model.pictures: true, and give the prompts a "
+            "column `image`"
+        )
 
 
 def load_processor(path: str, *, local: bool = False) -> Any:

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 import jinja2
 from torch import Tensor
 
-from .picture_marks import MARK, PART
+from .picture_marks import MARK, PART, marked
 
 _KINDS = "type_ids"
-_COUNTED = ("input_ids", "attention_mask")
+_OTHERS = ("input_ids", "attention_mask", "labels")
 
 
 class Shown(Protocol):
@@ -29,7 +29,7 @@ class PicturedIds(list[int]):
         inputs: name -> tensor, further arguments of the model's call. The first dimension counts pictures, or parts of
             pictures.
         kinds: name -> [L] kinds of the tokens, for models that tell tokens of pictures from words.
-        places: [3, L] positions in time, height and width; None for a model that counts tokens.
+        places: [A, L] positions, mostly in time, height and width; None for a model that counts tokens.
     """
 
     def __init__(
@@ -61,10 +61,10 @@ def pictured_ids(
         ValueError: the number of marks is not the number of pictures, the template refuses the conversation, or a
             picture cannot be read.
     """
-    continues = talk[-1]["role"] == "assistant"
+    continues, parts = talk[-1]["role"] == "assistant", with_parts(talk, len(pictures))
     try:
         text = processor.tokenizer.apply_chat_template(
-            with_parts(talk, len(pictures)), tokenize=False, add_generation_prompt=not continues,
+            parts, tokenize=False, add_generation_prompt=not continues,
             continue_final_message=continues, **variables,
         )  # fmt: skip
     except (jinja2.TemplateError, ValueError, TypeError) as error:
@@ -79,7 +79,7 @@ def pictured_ids(
     named = {name: value for name, value in made.items() if isinstance(value, Tensor)}
     places = None if model is None else _places(model, named)
     kinds = {name: value[0] for name, value in named.items() if name.endswith(_KINDS)}
-    inputs = {name: value for name, value in named.items() if name not in (*_COUNTED, *kinds)}
+    inputs = {name: value for name, value in named.items() if name not in (*_OTHERS, *kinds)}
     return PicturedIds(named["input_ids"][0].tolist(), inputs, kinds, places)
 
 
@@ -89,18 +89,12 @@ def with_parts(talk: Sequence[Mapping[str, str]], pictures: int) -> list[dict[st
     Raises:
         ValueError: the number of marks is not the number of pictures.
     """
-    talk = [{**message, "content": message["content"].replace(PART, MARK)} for message in talk]
-    marks = sum(message["content"].count(MARK) for message in talk)
-    if marks not in (0, pictures):
-        raise ValueError(
-            f"a prompt has {marks} times {MARK} and {pictures} picture{'' if pictures == 1 else 's'}; write {MARK} "
-            "once for each picture, or nowhere"
-        )
+    at_marks = marked([message["content"] for message in talk], pictures)
     shows = max((k for k, message in enumerate(talk) if message["role"] == "user"), default=len(talk) - 1)
     found: list[dict[str, Any]] = []
     for k, message in enumerate(talk):
-        parts: list[dict[str, str]] = [{"type": "image"}] * pictures if not marks and k == shows else []
-        for number, text in enumerate(message["content"].split(MARK)):
+        parts: list[dict[str, str]] = [{"type": "image"}] * pictures if not at_marks and k == shows else []
+        for number, text in enumerate(message["content"].replace(PART, MARK).split(MARK)):
             parts = [
                 *parts,
                 *([{"type": "image"}] if number else []),
@@ -111,7 +105,7 @@ def with_parts(talk: Sequence[Mapping[str, str]], pictures: int) -> list[dict[st
 
 
 def _places(model: Any, named: Mapping[str, Tensor]) -> Tensor | None:
-    """The positions [3, L] of a model with positions in time, height and width; None for other models."""
+    """The positions [A, L] of a model with positions in time, height and width; None for other models."""
     place = getattr(getattr(model, "model", None), "get_rope_index", None)
     if place is None:
         return None

@@ -22,7 +22,8 @@ class PromptBatch:
     Attributes:
         ids: [P, L].
         mask: [P, L], 1 where there is a token.
-        shift: [P] what a position after the prompt is more than the number of tokens before it; None if nothing.
+        shift: [A, P] what a position after the prompt is more than the number of tokens before it, on each of A axes;
+            None if positions count tokens.
     """
 
     def __init__(self, prompts: Sequence[Sequence[int]], pad: int, device: torch.device, dtype: torch.dtype) -> None:
@@ -35,14 +36,15 @@ class PromptBatch:
         self.shift: Tensor | None = None
         if any(places is not None for places in self._places):
             after = [0 if places is None else int(places.max()) + 1 - places.shape[1] for places in self._places]
-            self.shift = torch.tensor(after, device=device)
+            axes = max(len(places) for places in self._places if places is not None)
+            self.shift = torch.tensor(after, device=device).repeat(axes, 1)
 
     def positions(self) -> Tensor:
-        """[P, L] or [3, P, L] positions of the tokens."""
+        """[P, L] positions of the tokens, or [A, P, L] with A axes."""
         counted = positions_of(self.mask)
         if self.shift is None:
             return counted
-        found = counted.expand(3, *counted.shape).clone()
+        found = counted.expand(len(self.shift), *counted.shape).clone()
         for k, places in enumerate(self._places):
             if places is not None:
                 found[:, k, found.shape[2] - places.shape[1] :] = places.to(found)
@@ -92,15 +94,14 @@ def positions_of(mask: Tensor) -> Tensor:
 
 
 def positions_after(mask: Tensor, shift: Tensor | None, last: int) -> Tensor:
-    """[B, last] or [3, B, last] positions of the last tokens of rows, which follow a prompt.
+    """[B, last] positions of the last tokens of rows, which follow a prompt, or [A, B, last] with A axes.
 
     Args:
         mask: [B, L], 1 where there is a token.
-        shift: [B] see `PromptBatch`, or None.
+        shift: [A, B] see `PromptBatch`, or None.
         last: how many tokens.
     """
     counted = positions_of(mask)[:, mask.shape[1] - last :]
     if shift is None:
         return counted
-    moved = counted + shift[:, None]
-    return moved.expand(3, *moved.shape)
+    return counted + shift[:, :, None]

@@ -172,7 +172,7 @@ def sample_completions(
         alive, before = alive[going], different // size
         if not torch.equal(before, torch.arange(len(mask), device=device)):
             select_rows(cache, before)
-            shift = None if shift is None else shift[before]
+            shift = None if shift is None else shift[:, before]
         mask = torch.cat([mask[before], mask.new_ones(len(before), 1)], dim=1)
         # Without keys there is nothing to leave out, and Mamba would apply the whole mask to a single token.
         left_out = {"attention_mask": mask} if masks else {}

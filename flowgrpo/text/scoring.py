@@ -176,7 +176,7 @@ def _plain(model: Any, batch: PromptBatch, owner: Sequence[int], ids: Tensor, ma
     """One tensor of logits [B, T + 1, V], prompt and completion in one sequence; the last ones follow the end."""
     rows = torch.tensor(list(owner), device=ids.device)
     whole = torch.cat([batch.mask[rows], mask.long()], dim=1)
-    keep, shift = ids.shape[1] + 1, None if batch.shift is None else batch.shift[rows]
+    keep, shift = ids.shape[1] + 1, None if batch.shift is None else batch.shift[:, rows]
     after = positions_after(whole, shift, ids.shape[1])
     out = model(
         input_ids=torch.cat([batch.ids[rows], ids], dim=1), attention_mask=whole,
@@ -196,7 +196,7 @@ def _shared(model: Any, batch: PromptBatch, owner: Sequence[int], ids: Tensor, m
     first = out.logits[rows, -1:]
     if ids.shape[1] == 1:
         return [first]
-    cache, shift = cache_of(out), None if batch.shift is None else batch.shift[rows]
+    cache, shift = cache_of(out), None if batch.shift is None else batch.shift[:, rows]
     select_rows(cache, rows)
     whole = torch.cat([batch.mask[rows], mask[:, :-1].long()], dim=1)
     rest = model(

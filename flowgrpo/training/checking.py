@@ -13,9 +13,10 @@ from ..pipelines.arguments import argument_faults, size_faults
 from ..rewards.base import Reward, RewardSpec
 from ..rewards.registry import outline
 from ..text.diffusion_models import check_block, type_of
+from ..text.seeing_types import may_see
 from .balance import Balance
 from .credit.from_scores import Credit
-from .data import IMAGE, column_names, prompt_path
+from .data import IMAGE, PromptRow, column_names, prompt_path
 from .extensions.extension import Extensions
 from .images.conditioning import Parameters, call_parameters, take_pictures
 from .images.prompt_sizes import bucket_faults, take_sizes
@@ -131,7 +132,20 @@ def _note_columns(found: Checked) -> None:
     takes = None if parameters is None else IMAGE in parameters or shows_pictures(recipe)
     for source, rows in ((recipe.data.train, data.train.rows), (recipe.data.heldout, data.heldout)):
         note_left_out(found, str(source), rows, takes)
+        _note_hidden(found, str(source), rows)
         note_oddities(found, str(source), rows)
+
+
+def _note_hidden(found: Checked, source: str, rows: Sequence[PromptRow]) -> None:
+    """Note pictures of prompts that a model could be shown, and is not."""
+    recipe = found.recipe
+    hidden = isinstance(recipe, TextRecipe) and not recipe.model.pictures and found.folder
+    if hidden and any(row.columns.get(IMAGE) for row in rows) and may_see(Path(found.folder)):
+        text = (
+            f"{source} has a column `{IMAGE}`, and {recipe.model.path} is not shown the pictures; write "
+            "model.pictures: true if it should be"
+        )
+        found.findings.append(Fault("note", text, "model.pictures"))
 
 
 def _model(found: Checked) -> None:

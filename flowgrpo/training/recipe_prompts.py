@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from ..configs.prompt_source import HUB, prompt_source
 from ..configs.schema import AnyRecipe, Recipe, TextRecipe
 from ..configs.sections import SPLITS
 from ..rewards.base import FROM_RUN, RESERVED
-from ..text.picture_marks import PART
-from .data import IMAGE, Data, PromptRow, PromptStream, column_names, read_prompts, with_pictures
+from ..text.picture_marks import PART, marked
+from .data import IMAGE, Data, PromptRow, PromptStream, column_names, read_prompts, templated, with_pictures
 from .distributed.processes import Processes
 from .prompts.chosen_prompts import evaluated_rows
 from .prompts.hub_sets import pinned
 from .prompts.overlap import said
 from .prompts.stored_table import StoredColumns
 from .recipe_findings import Checked, Fault
+
+IMAGES = "images"
+"""How data sets of other tools call the column with a list of pictures."""
 
 
 def read_heldout(recipe: AnyRecipe) -> list[PromptRow]:
@@ -55,13 +59,39 @@ def pictured(recipe: AnyRecipe, rows: list[PromptRow], source: str) -> list[Prom
                     f"{row.place}: a message holds image, and a language model reads text; leave it out{what}"
                 )
         return rows
+    key, templates = picture_column(rows, source), recipe.data.templates if source == recipe.data.train else []
+    if key != IMAGE and prompt_source(source).image is None:
+        source = str(replace(prompt_source(source), image=key))
     found = with_pictures(rows, source)
     if any(row.pictures is None for row in found):
+        stored = rows[0].columns if rows else None
+        tables = stored.table.pictures if isinstance(stored, StoredColumns) else ()
+        named = f", or name one of its columns of pictures, as in {source}?image={tables[0]}" if tables else ""
         raise ValueError(
             f"{source}: the prompts have no column `{IMAGE}`, and model.pictures is true; give each prompt the path of "
-            f"its picture, or a list of paths, in a column `{IMAGE}`"
+            f"its picture, or a list of paths, in a column `{IMAGE}`{named}"
         )
-    return found
+    for row in found:
+        shown = row.pictures if isinstance(row.pictures, tuple) else (row.pictures,)
+        for asked in (row, *(templated(row, template) for template in templates)):
+            talk = [asked.text] if asked.messages is None else [one["content"] for one in asked.messages]
+            try:
+                marked(talk, len(shown))
+            except ValueError as error:
+                raise ValueError(f"{row.place or source}: {error}") from None
+    # Rewards get the paths as `image`, and no column may be called as what they get anyway.
+    kept = [{name: value for name, value in row.columns.items() if name != key or key == IMAGE} for row in found]
+    return [replace(row, columns=columns) for row, columns in zip(found, kept)] if key in RESERVED else found
+
+
+def picture_column(rows: Sequence[PromptRow], source: str) -> str:
+    """The column of prompts that has their pictures: what the source names, `image`, or else `images`."""
+    named = prompt_source(source).image
+    if named is not None or not rows:
+        return named or IMAGE
+    stored = rows[0].columns
+    there = {*column_names(rows), *(stored.table.pictures if isinstance(stored, StoredColumns) else ())}
+    return IMAGES if IMAGES in there and IMAGE not in there else IMAGE
 
 
 def columns_of_run(recipe: AnyRecipe) -> tuple[str, ...]:
@@ -112,7 +142,8 @@ def sound_prompts(recipe: AnyRecipe, source: str, fetch: bool) -> list[PromptRow
     """
     rows = read_prompts(source, fetch)
     columns = column_names(rows, columns_of_run(recipe))
-    reserved = [name for name in RESERVED if name in columns]
+    own = picture_column(rows, source) if shows_pictures(recipe) else None
+    reserved = [name for name in RESERVED if name in columns and name != own]
     if reserved:
         raise ValueError(
             f"{source}: the prompts have a column {reserved[0]!r}, which rewards receive anyway; rename it"
@@ -152,12 +183,14 @@ def note_shared_prompts(found: Checked, rows: Sequence[PromptRow], source: str, 
     data = found.data
     if data is None:
         return
-    what = {"heldout": "held-out", "test": "test"}[split]
+    what, shows = {"heldout": "held-out", "test": "test"}[split], shows_pictures(found.recipe)
     compared = {"train": data.train.rows} | ({"heldout": data.heldout} if split == "test" else {})
     for name, others in compared.items():
         other = found.recipe.data.source(name)
         if len(others) == found.recipe.evaluate.prompts and other:
             others = read_prompts(other, found.fetches)  # not only those of the evaluations
+            if any(row.pictures is not None for row in rows):
+                others = pictured(found.recipe, others, other) if shows else with_pictures(others, other)
         known = {said(row) for row in others}
         count = sum(said(row) in known for row in rows)
         if count:

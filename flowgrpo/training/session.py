@@ -22,6 +22,7 @@ from ..pipelines.prompt_cache import PromptCache
 from ..rewards.runner import RewardSet
 from ..text.masked_model import MaskedLanguageModel, load_masked_model
 from ..text.model import LanguageModel, LanguageWeights, load_language_model, note_on_experts, reinitialise
+from ..text.pictured import PicturedIds
 from ..text.sampling import stopping
 from ..text.sight_check import check_sight
 from ..weights.kernel_choice import in_a_fixed_order
@@ -61,6 +62,8 @@ from .trainer import Trainer
 if TYPE_CHECKING:
     from ..weights.sharding import Shards
 
+LOOKED_AT = 16
+"""Number of prompts among which one is taken for `check_sight`."""
 Doing = Callable[..., None]
 """Called with what is done now, and maybe with how much of it is done, and with the whole."""
 
@@ -296,8 +299,9 @@ def load_text_task(
         note,
     )
     if model.pictures:
-        first = data.train.rows[0]
-        check_sight(language, language.encode(first.text, first.messages, first.pictures))
+        some = [language.encode(row.text, row.messages, row.pictures) for row in data.train.rows[:LOOKED_AT]]
+        # In a short prompt with a small picture, positions may be the same by several rules.
+        check_sight(language, max((ids for ids in some if isinstance(ids, PicturedIds)), key=len))
     if model.train == "lora":
         weights = LanguageWeights.adapter(language, lora_spec(model.lora), seed=recipe.run.seed)
         begin(weights, recipe)

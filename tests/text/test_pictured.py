@@ -1,6 +1,8 @@
 """Prompts that show pictures: positions, padding and gradients of each family of models, and what a bad input says."""
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -148,7 +150,7 @@ def test_positions_in_time_height_and_width() -> None:
     assert batch.positions()[:, 1].tolist() == [[0, 0, 0, 0, 0, 1]] * 3
     # Six tokens end at position 3, so the next one is at 4; two tokens of text are followed by position 2.
     assert batch.shift is not None
-    assert batch.shift.tolist() == [-2, 0]
+    assert batch.shift.tolist() == [[-2, 0]] * 3
 
 
 def test_where_pictures_stand_in_a_conversation() -> None:
@@ -194,3 +196,25 @@ def test_a_processor_without_a_template_is_refused(tmp_path: Path) -> None:
     (folder / "chat_template.jinja").unlink()
     with pytest.raises(ValueError, match="needs a chat template, and the processor has none"):
         load_language_model(str(folder), pictures=True)
+
+
+def test_a_model_that_fails_with_batches_is_refused_by_its_error(
+    qwen: LanguageModel, pictures: list[Picture], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise AttributeError("no image_outputs")
+
+    prompt = qwen.encode("12+3=", None, pictures[1])
+    monkeypatch.setattr(type(qwen.model), "forward", fails)
+    with pytest.raises(
+        ValueError, match=r"cannot be trained with model\.pictures: .* \(AttributeError: no image_outputs\)"
+    ):
+        check_sight(qwen, prompt)  # type: ignore[arg-type]
+
+
+def test_tokens_that_stand_for_pictures_with_pictures_alone_are_never_drawn(qwen: LanguageModel) -> None:
+    """As the indicators of Ovis 2, whose embeddings are others where a picture is given."""
+    other = replace(
+        qwen, model=SimpleNamespace(config=SimpleNamespace(image_token_id=7, visual_indicator_token_ids=[8, 9]))
+    )
+    assert other.unsaid == (7, 8, 9)

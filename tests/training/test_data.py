@@ -4,6 +4,7 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -344,3 +345,20 @@ def test_faults_of_pictures_name_file_and_line(tmp_path: Path, second: str, part
         with_pictures(read_prompts(source), source)
     assert source in str(caught.value)
     assert all(part in str(caught.value) for part in parts), caught.value
+
+
+@pytest.mark.parametrize("ending", ["png", "tif"])
+def test_a_picture_of_16_bits_keeps_its_greys(tmp_path: Path, ending: str):
+    levels = np.linspace(0, 65_535, 600).reshape(20, 30).astype("uint16")
+    Image.fromarray(levels).save(tmp_path / f"deep.{ending}")
+    found = np.asarray(Picture(tmp_path / f"deep.{ending}").read())
+    assert found.shape == (20, 30, 3)
+    assert (found[..., 0] == levels // 257).all()
+
+
+@pytest.mark.parametrize(("kind", "values"), [("float32", "0 to 1"), ("int32", "-5 to 99999")])
+def test_a_picture_with_other_values_is_refused(tmp_path: Path, kind: str, values: str):
+    low, high = (float(word) for word in values.split(" to "))
+    Image.fromarray(np.linspace(low, high, 600).reshape(20, 30).astype(kind)).save(tmp_path / "deep.tif")
+    with pytest.raises(ValueError, match=f"has values from {values}; save it with 8 or 16 bits a value"):
+        Picture(tmp_path / "deep.tif").read()

@@ -14,10 +14,9 @@ from flowgrpo.configs.load import RecipeError, load_recipe
 from flowgrpo.inference.exporting import export_weights
 from flowgrpo.inference.inference import evaluate_model
 from flowgrpo.inference.text_inference import open_language_model
+from flowgrpo.text.model import load_language_model
 from flowgrpo.training.checking import check
 from flowgrpo.training.folder.run_folder import RunFolder
-from flowgrpo.training.prompts.overlap import said
-from flowgrpo.training.prompts.prompt_rows import PromptRow
 from flowgrpo.training.session import Session, start
 from flowgrpo.training.text.text_task import TextTask
 from tests.conftest import Command
@@ -210,6 +209,74 @@ def test_a_plan_counts_the_tokens_of_pictures(words: list[str], command: Command
     assert f"after prompts of {longest} tokens" in output
 
 
-def test_prompts_with_other_pictures_are_other_prompts() -> None:
-    rows = [PromptRow(k, "what?", {"image": name}) for k, name in enumerate(("a/1.png", "b/1.png", "a/2.png"))]
-    assert said(rows[0]) == said(rows[1]) != said(rows[2])
+def test_prompts_with_other_pictures_are_other_prompts(words: list[str], data: Path, tmp_path: Path) -> None:
+    for folder, colour in (("train", "red"), ("test", "blue")):
+        (tmp_path / folder).mkdir()
+        Image.new("RGB", (40, 40), colour).save(tmp_path / folder / "1.png")
+        row = json.dumps({"prompt": "what?", "answer": "a", "image": f"{folder}/1.png"}) + "\n"
+        (tmp_path / f"{folder}.jsonl").write_text(row * 4)
+    apart = f"data={{train: {tmp_path}/train.jsonl, heldout: {tmp_path}/test.jsonl}}"
+    assert not [
+        note for note in check(load_recipe("text", [*words, apart])).texts("note") if "are in data.train" in note
+    ]
+    same = f"data={{train: {tmp_path}/train.jsonl, heldout: {tmp_path}/train.jsonl}}"
+    for more in ((), ("evaluate.prompts=4",)):
+        notes = check(load_recipe("text", [*words, same, *more])).texts("note")
+        assert [note for note in notes if note.startswith("4 of 4 prompts of")]
+
+
+def test_marks_that_do_not_fit_are_found_by_the_plan(words: list[str], data: Path, tmp_path: Path) -> None:
+    file = tmp_path / "marks.jsonl"
+    file.write_text((json.dumps({"prompt": "<image>1=<image>", "image": str(data / "0.png")}) + "\n") * 4)
+    [fault] = faults(*words, f"data.train={file}")
+    assert f"{file}, line 1: a prompt has 2 times <image> and 1 picture; write <image> once for each picture" in fault
+    file.write_text((json.dumps({"prompt": "1=", "answer": "a", "image": str(data / "0.png")}) + "\n") * 4)
+    [fault] = faults(*words, f"data.train={file}", "data.templates=['<image> {prompt} <image>']")
+    assert "a prompt has 2 times <image> and 1 picture" in fault
+
+
+@pytest.mark.parametrize("asked", ["", "?image=images"])
+def test_pictures_may_be_in_a_column_images(words: list[str], data: Path, tmp_path: Path, asked: str) -> None:
+    file = tmp_path / "many.jsonl"
+    file.write_text((json.dumps({"prompt": "1=", "answer": "a", "images": [str(data / "0.png")]}) + "\n") * 4)
+    found = check(load_recipe("text", [*words, f"data.train={file}{asked}"]))
+    assert found.texts("fault") == []
+    row = found.require().train.rows[0]
+    assert isinstance(row.pictures, tuple)
+    assert dict(row.columns) == {"answer": "a", "image": [str(data / "0.png")]}
+    [fault] = faults(*words, f"data.train={file}{asked}", "model={path: arithmetic, pictures: false}")
+    assert "the prompts have a column 'images', which rewards receive anyway; rename it" in fault
+
+
+def test_a_model_that_may_see_and_is_shown_nothing_gets_a_note(words: list[str], tmp_path: Path) -> None:
+    folder = put_tiny_seeing("gemma3", tmp_path / "gemma3")
+    named = f"model={{path: {folder}, pictures: %s, lora: {{rank: 4}}}}"
+    notes = check(load_recipe("text", [*words, named % "false"])).texts("note")
+    assert [note for note in notes if "is not shown the pictures; write model.pictures: true if it should be" in note]
+    assert not [note for note in check(load_recipe("text", [*words, named % "true"])).texts("note") if "shown" in note]
+
+
+@pytest.mark.slow
+def test_a_model_outside_a_run_is_shown_the_pictures_of_a_file(data: Path, tmp_path: Path, command: Command) -> None:
+    folder, found = put_tiny_seeing("gemma3", tmp_path / "gemma3"), []
+    for number in ("0", "4"):
+        file = tmp_path / f"{number}.jsonl"
+        file.write_text(json.dumps({"prompt": "1=", "image": str(data / f"{number}.png")}) + "\n")
+        out = tmp_path / f"out-{number}"
+        status, _, errors = command(
+            "sample", "--file", str(file), "--model", str(folder), "--out", str(out), "--max-tokens", "8",
+            "--count", "4",
+        )  # fmt: skip
+        assert status == 0, errors
+        found.append([json.loads(line)["completion"] for line in (out / "index.jsonl").read_text().splitlines()])
+    assert found[0] != found[1]
+
+
+def test_a_hub_id_says_how_its_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flowgrpo.text.seeing_types.configuration", lambda path, local=False: {"model_type": path[3:]})
+    with pytest.raises(
+        ValueError, match=r"me/qwen2_vl is a language model that is shown pictures; write model\.pictures"
+    ):
+        load_language_model("me/qwen2_vl")
+    with pytest.raises(ValueError, match="me/llama is not a language model that is shown pictures; leave out"):
+        load_language_model("me/llama", pictures=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from .prompt_rows import PromptRow
 
@@ -70,11 +69,10 @@ def overlap_lines(rows: Sequence[PromptRow], name: str, others: Sequence[PromptR
 
 
 def said(row: PromptRow) -> str:
-    """The words of a prompt or a conversation, and the names of its pictures; spaces make no difference."""
+    """The words of a prompt or a conversation, and the paths of its pictures; spaces make no difference."""
     words = [row.text] if row.messages is None else [f"{m['role']}: {m['content']}" for m in row.messages]
-    shown = row.columns.get("image")
-    names = [Path(one).name for one in (shown if isinstance(shown, list) else [shown]) if isinstance(one, str)]
-    return " ".join(" ".join([*words, *names]).split())
+    shown = () if row.pictures is None else row.pictures if isinstance(row.pictures, tuple) else (row.pictures,)
+    return " ".join(" ".join([*words, *(str(one.path.resolve()) for one in shown)]).split())
 
 
 def _spread(rows: Sequence[PromptRow], most: int) -> Sequence[PromptRow]:
