@@ -16,6 +16,8 @@ _SECRET_KEY = re.compile(
     r"|authorization|cookie)$|^key$",
     re.IGNORECASE,
 )
+DIGITS = 10
+"""Most digits of the number of a step."""
 _URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
 
 
@@ -96,7 +98,7 @@ def read_metrics(
         rows.setdefault(iteration, {}).update(finite_numbers(record))
         by_step = record.get("steps")
         for step, values in by_step.items() if isinstance(by_step, dict) else ():
-            if step.isdecimal() and isinstance(values, dict):
+            if step.isdecimal() and len(step) <= DIGITS and isinstance(values, dict):
                 steps[iteration, int(step)] = finite_numbers(values)
     return (
         tuple(rows[iteration] for iteration in sorted(rows)),

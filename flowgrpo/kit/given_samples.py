@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -149,11 +151,11 @@ def scores_of(
         for rows, groups in _batches(samples):
             parts.append(_scored(rewards, [samples[row] for row in rows], names, groups, done))
             places += rows
-            done += len(rows)
             if out is not None:
                 _append(out, [samples[row] for row in rows], parts[-1])
+            done += len(rows)
             seen(done)
-    except RewardError:
+    except (RewardError, OSError):
         if out is not None and done:
             say(f"{done} of {len(samples)} samples are scored in {out}")
         raise
@@ -193,8 +195,14 @@ def _append(out: Path, samples: Sequence[GivenSample], scores: RewardBatch) -> N
             before = record.get(key)
             record[key] = {**(before if isinstance(before, dict) else {}), **found}
         lines.append(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
-    with writing(out), out.open("a", encoding="utf-8") as handle:
-        handle.write("".join(lines))
+    whole = out.stat().st_size if out.exists() else 0
+    try:
+        with writing(out), out.open("a", encoding="utf-8") as handle:
+            handle.write("".join(lines))
+    except OSError:
+        with suppress(OSError):
+            os.truncate(out, whole)  # no line is left half-written
+        raise
 
 
 def _by_kind(samples: Sequence[GivenSample], scores: RewardBatch) -> dict[str, Summary]:

@@ -1,6 +1,7 @@
 """`flowgrpo rewards score`: samples that exist already get the scores that a run would have given them."""
 
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -187,3 +188,19 @@ def test_a_line_that_a_run_has_not_finished_is_left_out(tmp_path: Path) -> None:
         given_samples(tmp_path / "mine.jsonl")
     (tmp_path / "mine.jsonl").write_text(whole[:-1])  # a list of one's own may lack the last line end
     assert len(given_samples(tmp_path / "mine.jsonl")) == 2
+
+
+def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BATCH", 2)
+    rows = [{"prompt": str(k), "completion": "3" * 400} for k in range(8)]
+    listed(tmp_path / "answers.jsonl", *rows)
+    samples, told, out = given_samples(tmp_path / "answers.jsonl"), list[str](), tmp_path / "out.jsonl"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2_500, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            score_samples([RewardSpec("digit_share")], samples, out, told.append)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [line["prompt"] for line in lines_of(out)] == ["0", "1", "2", "3"]
+    assert told[-1] == f"4 of 8 samples are scored in {out}"
