@@ -9,7 +9,7 @@ WITHOUT_PICTURES = ("past_groups", "teacher")
 
 
 def pictures_are_shown(recipe: Any, section: Any) -> list[str]:
-    """Faults of a recipe of text with `model.pictures`: parts that write or ask prompts have no pictures for them.
+    """Faults of a recipe of text with `model.pictures`: parts that keep or ask prompts have no pictures for them.
 
     Args:
         recipe: of text.
@@ -24,11 +24,6 @@ def pictures_are_shown(recipe: Any, section: Any) -> list[str]:
         faults.append(
             f"model.pictures is true, and generation.engine {recipe.generation.engine} gets prompts without pictures; "
             "use engine transformers"
-        )
-    if recipe.rollout.form.name != "plain":
-        faults.append(
-            f"model.pictures is true, and form {recipe.rollout.form.short} writes prompts of its own, without "
-            "pictures; use rollout.form plain"
         )
     faults += [
         f"model.pictures is true, and extension {choice.name} keeps or asks prompts without pictures; leave it out"

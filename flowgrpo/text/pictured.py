@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import jinja2
+import torch
 from torch import Tensor
 
 from .picture_marks import MARK, PART, marked
@@ -25,18 +26,51 @@ class Shown(Protocol):
 class PicturedIds(list[int]):
     """Token ids of a prompt that shows pictures, and what the model needs beside them.
 
+    Two of these lists are equal if their ids and their pictures are.
+
     Attributes:
         inputs: name -> tensor, further arguments of the model's call. The first dimension counts pictures, or parts of
             pictures.
         kinds: name -> [L] kinds of the tokens, for models that tell tokens of pictures from words.
         places: [A, L] positions, mostly in time, height and width; None for a model that counts tokens.
+        pictures: the pictures.
     """
 
     def __init__(
-        self, ids: Sequence[int], inputs: Mapping[str, Tensor], kinds: Mapping[str, Tensor], places: Tensor | None
+        self,
+        ids: Sequence[int],
+        inputs: Mapping[str, Tensor],
+        kinds: Mapping[str, Tensor],
+        places: Tensor | None,
+        pictures: Sequence[Shown] = (),
     ) -> None:
         super().__init__(ids)
-        self.inputs, self.kinds, self.places = dict(inputs), dict(kinds), places
+        self.inputs, self.kinds, self.places, self.pictures = inputs, kinds, places, tuple(pictures)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PicturedIds) and self.pictures == other.pictures and list(self) == list(other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def followed(ids: list[int], more: Sequence[int]) -> list[int]:
+    """Ids with further ones after them; a prompt that shows pictures still shows them."""
+    if not isinstance(ids, PicturedIds):
+        return [*ids, *more]
+    kinds = {name: torch.cat([of, of.new_zeros(len(more))]) for name, of in ids.kinds.items()}
+    places = ids.places
+    if places is not None:
+        onward = int(places.max()) + 1 + torch.arange(len(more))
+        places = torch.cat([places, onward.to(places).expand(len(places), len(more))], dim=1)
+    return PicturedIds([*ids, *more], ids.inputs, kinds, places, ids.pictures)
+
+
+def identity(ids: Sequence[int]) -> tuple[Any, ...]:
+    """A key of what a model sees: the ids, and the pictures if there are any."""
+    return (ids.pictures if isinstance(ids, PicturedIds) else (), *ids)
 
 
 def pictured_ids(
@@ -80,7 +114,7 @@ def pictured_ids(
     places = None if model is None else _places(model, named)
     kinds = {name: value[0] for name, value in named.items() if name.endswith(_KINDS)}
     inputs = {name: value for name, value in named.items() if name not in (*_OTHERS, *kinds)}
-    return PicturedIds(named["input_ids"][0].tolist(), inputs, kinds, places)
+    return PicturedIds(named["input_ids"][0].tolist(), inputs, kinds, places, pictures)
 
 
 def with_parts(talk: Sequence[Mapping[str, str]], pictures: int) -> list[dict[str, Any]]:

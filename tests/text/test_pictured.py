@@ -14,7 +14,7 @@ from torch import Tensor
 from flowgrpo.pipelines.pictures import Picture
 from flowgrpo.text.model import LanguageModel, linear_layers, load_language_model
 from flowgrpo.text.picture_marks import MARK, PART
-from flowgrpo.text.pictured import PicturedIds, with_parts
+from flowgrpo.text.pictured import PicturedIds, followed, identity, with_parts
 from flowgrpo.text.prompt_batch import PromptBatch
 from flowgrpo.text.sampling import sample_completions
 from flowgrpo.text.scoring import completion_log_probs
@@ -151,6 +151,25 @@ def test_positions_in_time_height_and_width() -> None:
     # Six tokens end at position 3, so the next one is at 4; two tokens of text are followed by position 2.
     assert batch.shift is not None
     assert batch.shift.tolist() == [[-2, 0]] * 3
+
+
+def test_ids_go_on_after_a_prompt_with_pictures(pictures: list[Picture]) -> None:
+    places = torch.tensor([[0, 1, 1, 1, 1, 2], [0, 1, 1, 2, 2, 3], [0, 1, 2, 1, 2, 3]])
+    kinds, inputs = {"token_type_ids": torch.tensor([0, 1, 1, 1, 1, 0])}, {"pixel_values": torch.ones(1)}
+    shown = PicturedIds([5, 6, 6, 6, 6, 7], inputs, kinds, places, pictures[:1])
+    longer = followed(shown, [8, 9])
+    assert followed([5, 6], [7]) == [5, 6, 7]
+    assert isinstance(longer, PicturedIds)
+    assert list(longer) == [5, 6, 6, 6, 6, 7, 8, 9]
+    assert longer.places is not None
+    assert longer.places[:, -3:].tolist() == [[2, 4, 5], [3, 4, 5], [3, 4, 5]]
+    assert longer.kinds["token_type_ids"].tolist() == [0, 1, 1, 1, 1, 0, 0, 0]
+    assert longer.inputs is inputs
+    other = PicturedIds(shown, inputs, kinds, places, pictures[1:2])
+    assert shown == PicturedIds(shown, {}, {}, None, pictures[:1])
+    assert shown != other
+    assert shown != list(shown)
+    assert len({identity(one) for one in (shown, other, list(shown), longer)}) == 4
 
 
 def test_where_pictures_stand_in_a_conversation() -> None:

@@ -15,12 +15,14 @@ from flowgrpo.inference.exporting import export_weights
 from flowgrpo.inference.inference import evaluate_model
 from flowgrpo.inference.text_inference import open_language_model
 from flowgrpo.text.model import load_language_model
+from flowgrpo.text.pictured import PicturedIds
 from flowgrpo.training.checking import check
 from flowgrpo.training.folder.run_folder import RunFolder
 from flowgrpo.training.session import Session, start
 from flowgrpo.training.text.text_task import TextTask
 from tests.conftest import Command
 from tests.inference.test_card_programs import performed
+from tests.text.test_pictured import own_log_probs
 from tests.text.tiny_seeing import put_tiny_seeing
 
 COLOURS = {"a": "red", "b": "lime", "c": "blue"}
@@ -74,6 +76,38 @@ def faults(*words: str) -> list[str]:
 def test_the_first_ratio_is_exactly_one(words: list[str], tmp_path: Path, more: tuple[str, ...]) -> None:
     recipe = load_recipe("text", [*words, *more])
     trainer = Session(recipe, RunFolder.create(tmp_path / "run", "")).trainer(Silent())
+    record = trainer.iterate(0)
+    assert record["ratio/first_error"] == 0.0
+    assert record["sampler_gap"] < 1e-4
+
+
+FORMS = {
+    "turns": ["rollout.form={name: turns, begin: '', end: '-', calls: 2}"],
+    "segments": ["rollout.form={name: segments, every: 2, samples: 2}", "credit=segments", "advantage=null"],
+    "exits": ["rollout.form={name: exits, closing: '=', answer: 3}", "credit=exits", "advantage=null"],
+    "hints": ["rollout.form={name: hints, column: answer, success: 2.0}"],
+    "self_hints": ["rollout.form={name: self_hints, success: 2.0, tokens: 4}"],
+    "drafts": ["rollout.form={name: drafts, count: 2}"],
+    "gains": ["rollout.form={name: gains, every: 3}", "credit=gains", "advantage=null"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", FORMS.values(), ids=FORMS.keys())
+def test_forms_see_the_pictures_too(words: list[str], tmp_path: Path, more: list[str]) -> None:
+    longer = ["generation.max_tokens=8", "rewards=[{name: digit_share}]"]
+    recipe = load_recipe("text", [*words, *longer, *more])
+    trainer = Session(recipe, RunFolder.create(tmp_path / "run", "")).trainer(Silent())
+    _, found = trainer.collect(0)
+    assert isinstance(trainer.task, TextTask)
+    policy = trainer.task.policy
+    scored, mask = policy.log_probs(found, range(len(found.samples)))
+    for row, ids in enumerate(found.sampled.ids):
+        context = found.context(row)
+        assert isinstance(context, PicturedIds)
+        assert scored[row, mask[row]].tolist() == pytest.approx(
+            own_log_probs(policy.language, context, ids).tolist(), abs=1e-4
+        )
     record = trainer.iterate(0)
     assert record["ratio/first_error"] == 0.0
     assert record["sampler_gap"] < 1e-4
@@ -159,7 +193,6 @@ def test_it_learns_what_only_the_pictures_tell(data: Path, tmp_path: Path) -> No
 def test_recipes_that_hide_pictures_are_refused(words: list[str]) -> None:
     for word, message in (
         ("generation.engine=vllm", "generation.engine vllm gets prompts without pictures; use engine transformers"),
-        ("rollout.form=segments", "form segments writes prompts of its own, without pictures; use rollout.form plain"),
         ("extensions=[past_groups]", "extension past_groups keeps or asks prompts without pictures; leave it out"),
         ("model.chat=false", "model.pictures shows pictures through the chat template, and model.chat is false"),
     ):

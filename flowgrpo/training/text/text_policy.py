@@ -14,6 +14,7 @@ from torch import Tensor
 from ...configs.schema import GenerationConfig, TextRecipe
 from ...pipelines.experience import part_bounds
 from ...text.cutting import CUTS, Parts, cut_completions
+from ...text.pictured import identity
 from ...text.sampling import Sampled, Sampler, completion_keys, sample_completions
 from ...text.scoring import Measure, Statistics, completion_statistics
 from ..data import PromptRow
@@ -107,8 +108,8 @@ class Completions:
         """[B] a number for each different context; None if every completion follows its prompt alone."""
         if self.contexts is None:
             return None
-        seen: dict[tuple[int, ...], int] = {}
-        return [seen.setdefault(tuple(ids), len(seen)) for ids in self.contexts]
+        seen: dict[tuple[Any, ...], int] = {}
+        return [seen.setdefault(identity(ids), len(seen)) for ids in self.contexts]
 
     def trained(self, rows: Sequence[int]) -> Tensor:
         """[R, T] bool: the tokens of some completions that the policy drew; False after their ends."""
@@ -322,7 +323,7 @@ class TextPolicy:
         For a `measure`, the places of completions are places in `rows`.
         """
         whole = completions.contexts is None
-        owners = [completions.prompt_of_sample[row] if whole else tuple(completions.context(row)) for row in rows]
+        owners = [completions.prompt_of_sample[row] if whole else identity(completions.context(row)) for row in rows]
         known = {owner: completions.context(row) for owner, row in zip(owners, rows)}
         places = {owner: k for k, owner in enumerate(known)}
         model = self.recipe.model

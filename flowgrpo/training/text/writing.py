@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...configs.explaining import short
 from ...core.addressing import address
+from ...text.pictured import PicturedIds, Shown, followed
 from ...text.sampling import Sampled, Temperature
 from ..data import PromptRow, templated
 from .text_policy import Completions
@@ -97,11 +98,20 @@ class Writer:
         self.iteration, self.temperature, self.batch = iteration, temperature, batch
         self.max_tokens: int = policy.recipe.generation.max_tokens
         self._score, self._seen, self._written = score, seen, 0
+        self._contexts: dict[tuple[int, str | None], list[int]] = {}
+        self._shown: dict[tuple[Shown, ...], Mapping[str, Tensor]] = {}
 
     def context(self, prompt: int, template: str | None = None) -> list[int]:
         """Ids of a prompt, or of the prompt within a template that has `{prompt}` in it."""
+        if (prompt, template) in self._contexts:
+            return self._contexts[prompt, template]
         row = self.rows[prompt] if template is None else templated(self.rows[prompt], template)
-        return self.policy.language.encode(row.text, row.messages)
+        found = self.policy.language.encode(row.text, row.messages, row.pictures)
+        if isinstance(found, PicturedIds):
+            # Pictures take time to read, and room, and a form may ask for a prompt many times.
+            found.inputs = self._shown.setdefault(found.pictures, found.inputs)
+            self._contexts[prompt, template] = found
+        return found
 
     def ids(self, text: str) -> list[int]:
         """Ids of a text in the middle of a completion, without special tokens."""
@@ -164,7 +174,7 @@ class Writer:
         self, openings: list[Attempt], seeds: list[int], temperature: Temperature | None, room: list[int]
     ) -> list[Attempt]:
         """Continue attempts that go on; `room` says by how many tokens at most."""
-        before = [one.context + one.ids for one in openings]
+        before = [followed(one.context, one.ids) for one in openings]
         contexts, owner = list[list[int]](), list[int]()
         for ids in before:
             if not contexts or contexts[-1] != ids:
