@@ -153,7 +153,10 @@ class LanguageModel:
         """
         for token in self.unsaid:
             if any(token in row for row in prompts if not isinstance(row, PicturedIds)):
-                raise ValueError("a prompt has tokens of pictures without its pictures; encode it with `pictures`")
+                raise ValueError(
+                    "a prompt has tokens of pictures without its pictures; encode it with `pictures`, and put ids "
+                    "after it with flowgrpo.text.pictured.followed"
+                )
         return PromptBatch(prompts, self.pad, next(self.model.parameters()).device, self.model.dtype)
 
     def decode(self, ids: Sequence[int]) -> str:

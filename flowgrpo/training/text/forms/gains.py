@@ -9,6 +9,7 @@ import torch
 
 from ....parts.needs import needs
 from ....parts.ranges import Count, Fraction, Words
+from ....text.pictured import followed
 from .places import CLOSING, At, counts_tokens, cuts_of, has_parts
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ def gains(
     for one, places in zip(written, cuts):
         for place in [0, *places]:
             known = one.cut(place)
-            asked.append(replace(known, context=known.context + known.ids + words, ids=answers[one.prompt]))
+            said = followed(known.context, [*known.ids, *words])
+            asked.append(replace(known, context=said, ids=answers[one.prompt]))
     chances = torch.stack([values.double().mean().exp() for values in writer.log_probs(asked)])
     each = chances.split([1 + len(places) for places in cuts])
     origins = [{"cuts": places, "gains": own.diff().tolist()} for places, own in zip(cuts, each)]
