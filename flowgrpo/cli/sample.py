@@ -24,7 +24,7 @@ LARGEST_SEED = 2**62
 """The samples of a prompt have seeds from the given one on, and every seed must fit into 63 bits."""
 ONLY = {
     "images": ("steps", "noise", "height", "width", "guidance", "lora_scale", "animation", "fps"),
-    "text": ("temperature", "top_p", "top_k", "max_tokens"),
+    "text": ("temperature", "top_p", "top_k", "max_tokens", "image"),
     "masked": ("temperature", "steps", "max_tokens"),
 }
 """Options of `flowgrpo sample` that not every task has."""
@@ -95,6 +95,10 @@ def sample(
     max_tokens: Annotated[
         int | None, typer.Option(help="Text: longest completion; by default as in the run, or 256.")
     ] = None,
+    image: Annotated[
+        list[Path] | None,
+        typer.Option(help="Text, a model that sees: a picture that PROMPTS show; give it again for several."),
+    ] = None,
     dtype: Annotated[
         str | None, typer.Option(help="Dtype of the weights; by default as in the run, or float32.")
     ] = None,
@@ -113,7 +117,7 @@ def sample(
     given = {
         "steps": steps, "noise": noise, "height": height, "width": width, "guidance": guidance,
         "lora_scale": lora_scale, "animation": animation, "fps": fps, "temperature": temperature, "top_p": top_p,
-        "top_k": top_k, "max_tokens": max_tokens,
+        "top_k": top_k, "max_tokens": max_tokens, "image": image or None,
     }  # fmt: skip
     keys = {
         "model.dtype": dtype, "evaluate.steps": steps, "model.call.height": height, "model.call.width": width,
@@ -130,7 +134,7 @@ def sample(
     if temperature is not None and not 0 <= temperature < math.inf:
         raise ValueError(f"--temperature is {temperature}; give a finite number of 0 or more")
     kind = _kind(model, task, given)
-    rows = _rows(prompts, file)
+    rows = _rows(prompts, file, image or [])
     batches = {"images": ("rollout.batch", "rollout.decode_batch"), "text": ("evaluate.batch",)}.get(
         kind, ("rollout.batch",)
     )
@@ -242,9 +246,14 @@ def _kind(model: str, task: str | None, given: dict[str, Any]) -> str:
     return kind
 
 
-def _rows(prompts: list[str] | None, file: Path | None) -> list[PromptRow]:
-    from ..training.data import PromptRow, read_prompts
+def _rows(prompts: list[str] | None, file: Path | None, images: Sequence[Path]) -> list[PromptRow]:
+    from ..pipelines.pictures import Picture
+    from ..training.data import IMAGE, PromptRow, read_prompts
 
+    if file is not None and images:
+        raise ValueError(
+            "--image is for prompts that are written here; name the pictures of --file in its column image"
+        )
     if file is not None and prompts:
         raise ValueError("both prompts and --file are given; give only one of the two")
     if file is not None:
@@ -259,7 +268,11 @@ def _rows(prompts: list[str] | None, file: Path | None) -> list[PromptRow]:
             raise ValueError(f"prompt {number + 1} is the folder of a model; name the model with --model {text}")
         if text.endswith((".txt", ".jsonl", ".csv", ".parquet")) and Path(text).is_file():
             raise ValueError(f"prompt {number + 1} is a file; name a prompt file with --file {text}")
-    return [PromptRow(number, text) for number, text in enumerate(prompts)]
+    shown = tuple(Picture(path, "--image") for path in images)
+    for picture in shown:
+        _ = picture.size  # raises for a missing file, before anything is loaded
+    columns = {IMAGE: [str(path) for path in images]} if images else {}
+    return [PromptRow(number, text, columns, pictures=shown or None) for number, text in enumerate(prompts)]
 
 
 def _is_model(text: str) -> bool:

@@ -25,7 +25,7 @@ from ..training.masked.masked_policy import MaskedPolicy, UnmaskedTexts
 from ..training.masked.masked_task import MaskedTask
 from ..training.model_paths import MASKED, UNTRAINED, language_folder, loading_options, masked_folder, quiet_libraries
 from ..training.planning import steps_of
-from ..training.recipe_prompts import pictured
+from ..training.recipe_prompts import pictured, shows_pictures
 from ..training.session import lora_spec
 from ..training.text.text_policy import Completions, TextPolicy
 from ..training.text.text_task import TextTask
@@ -267,6 +267,8 @@ def sample_texts(
     heat = recipe.generation.temperature if temperature is None else temperature
     if source is not None:
         rows = pictured(recipe, list(rows), source)
+    elif any(row.pictures for row in rows) and not shows_pictures(recipe):
+        raise ValueError(f"{model} is not shown pictures; leave out --image, or name a model that sees")
     task = text_task(model, recipe, base=base, checkpoint=checkpoint)
     kept = KeptSamples(out, 0 if base else iterations_done(model, checkpoint), PHASE, "sampled")
     texts: list[str] = []

@@ -305,6 +305,31 @@ def test_a_model_outside_a_run_is_shown_the_pictures_of_a_file(data: Path, tmp_p
     assert found[0] != found[1]
 
 
+@pytest.mark.slow
+def test_a_prompt_of_the_command_line_shows_pictures(data: Path, model: Path, tmp_path: Path, command: Command) -> None:
+    found = []
+    for number in ("0", "4"):
+        out = tmp_path / number
+        words = ["a question", "--model", str(model), "--image", str(data / f"{number}.png"), "--count", "4"]
+        status, _, errors = command("sample", *words, "--max-tokens", "8", "--out", str(out))
+        assert status == 0, errors
+        found.append([json.loads(line)["completion"] for line in (out / "index.jsonl").read_text().splitlines()])
+    assert found[0] != found[1]
+    for words, message in (
+        (["--image", "none.png"], "--image: the picture none.png does not exist"),
+        (
+            ["--image", str(data / "0.png"), "--model", "arithmetic"],
+            "arithmetic is not shown pictures; leave out --image",
+        ),
+        (["--image", str(data / "0.png"), "--model", "scenes"], "--image is not for images, which scenes makes"),
+    ):
+        status, _, errors = command(
+            "sample", "a question", "--model", str(model), *words, "--out", str(tmp_path / "no")
+        )
+        assert status == 1
+        assert message in errors
+
+
 def test_a_hub_id_says_how_its_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flowgrpo.text.seeing_types.configuration", lambda path, local=False: {"model_type": path[3:]})
     with pytest.raises(
