@@ -94,14 +94,9 @@ def recipe_of(model: str, overrides: Sequence[str] = (), *, masked: bool = False
 
 
 def _shown(model: str) -> list[str]:
-    """The override that shows pictures to a model that transformers has in no other way."""
-    if model in ("arithmetic", UNTRAINED):
-        return []
-    try:
-        with from_hub(model):
-            return ["model.pictures=true"] if sight_of(model) == "always" else []
-    except OSError:
-        return []  # loading the model says what is wrong
+    """The override that shows pictures to a model that must be shown them; loading a hub id says that it is needed."""
+    here = (Path(model) / "config.json").is_file()
+    return ["model.pictures=true"] if here and sight_of(model) == "always" else []
 
 
 def _as_published(model: str, words: Sequence[str]) -> list[str]:
