@@ -112,7 +112,7 @@ class LanguageModel:
     def unsaid(self) -> tuple[int, ...]:
         """Tokens that stand for pictures, sounds and films, and that a completion never has; none without a processor.
 
-        A model would look for the picture of each of these tokens.
+        For such a token a model would look for a picture.
         """
         if self.processor is None:
             return ()
@@ -254,7 +254,7 @@ class LanguageWeights(TrainedWeights):
             save_adapter(self.pipe.model, ADAPTER, folder)
         else:
             self.pipe.model.save_pretrained(folder)
-        # The files of a processor hold those of its tokenizer.
+        # A processor writes the files of its tokenizer too.
         (getattr(self.pipe, "processor", None) or self.pipe.tokenizer).save_pretrained(folder)
 
     def load_lora(self, folder: str | Path) -> None:

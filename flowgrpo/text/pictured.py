@@ -26,7 +26,7 @@ class Shown(Protocol):
 class PicturedIds(list[int]):
     """Token ids of a prompt that shows pictures, and what the model needs beside them.
 
-    Two of these lists are equal if their ids and their pictures are.
+    Two prompts are equal if their ids and their pictures are equal.
 
     Attributes:
         inputs: name -> tensor, further arguments of the model's call. The first dimension counts pictures, or parts of

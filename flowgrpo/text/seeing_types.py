@@ -8,7 +8,7 @@ from typing import Literal
 from .diffusion_models import configuration
 
 PROCESSORS = ("processor_config.json", "preprocessor_config.json")
-"""Files of a folder, one of which a model that is shown pictures has."""
+"""A folder of a model that is shown pictures has one of these files."""
 
 
 def sight_of(path: str, *, local: bool = False) -> Literal["always", "maybe", "never"]:

@@ -23,7 +23,7 @@ def check_sight(language: LanguageModel, prompt: PicturedIds) -> None:
     """Compare the log-probs of likely tokens after a prompt with the model's own call for this prompt alone.
 
     Models have different rules for positions and pictures. A model whose rules are not known here is refused, because
-    its ratios would be those of another policy. So is a model that takes a token of a completion for a sign of a
+    its ratios would belong to another policy. So is a model that takes a token of a completion for a sign of a
     picture.
 
     Args:

@@ -23,7 +23,7 @@ _MARKS = re.compile(r"[*_`#]")
 def read_preference(text: str) -> float:
     """Return the preference for the first of two samples.
 
-    An answer has one of these forms. If it has several, the first of them counts. Markdown makes no difference.
+    An answer has one of the following forms. If it has several, the first form counts. Markdown makes no difference.
 
         "Image 1 is better", "Image 2 is better", "... equally good" or "tie": 1, 0 and 1/2. The last of these phrases
             counts. Up to two words may stand before "better". If there is an <answer> tag, only the content of the
