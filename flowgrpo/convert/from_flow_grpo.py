@@ -11,7 +11,8 @@ from .conversion import Conversion, Remark
 from .flow_grpo_keys import IDLE, MISSING, ROWS
 from .flow_grpo_scripts import Script, script_of
 from .foreign_settings import ForeignSettings, named
-from .python_config import ConfigReader, config_functions
+from .python_config import ConfigReader
+from .python_source import config_functions
 from .python_values import Unread
 from .reward_names import OF_FLOW_GRPO, entry_of
 

@@ -8,7 +8,7 @@ from typing import Literal
 from .diffusion_models import configuration
 
 PROCESSORS = ("processor_config.json", "preprocessor_config.json")
-"""A folder of a model that is shown pictures has one of these files."""
+"""Names of the processor's file. The folder of a model that sees has at least one."""
 
 
 def sight_of(path: str, *, local: bool = False) -> Literal["always", "maybe", "never"]:

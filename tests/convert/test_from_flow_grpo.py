@@ -8,7 +8,8 @@ import pytest
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.convert.converting import convert_file
 from flowgrpo.convert.flow_grpo_scripts import SCRIPTS, STABLE, model_word
-from flowgrpo.convert.python_config import ConfigReader, config_functions
+from flowgrpo.convert.python_config import ConfigReader
+from flowgrpo.convert.python_source import config_functions
 from flowgrpo.convert.python_values import Unread
 from flowgrpo.parts.choice import value_at
 from tests.convert.samples_of_tools import BASE, CONFIGS
