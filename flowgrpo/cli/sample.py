@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 LARGEST_SEED = 2**62
 """The samples of a prompt have seeds from the given one on, and every seed must fit into 63 bits."""
 ONLY = {
-    "images": ("steps", "noise", "height", "width", "guidance", "lora_scale", "animation", "fps"),
+    "images": ("steps", "noise", "height", "width", "guidance", "lora_scale", "animation", "fps", "image"),
     "text": ("temperature", "top_p", "top_k", "max_tokens", "image"),
     "masked": ("temperature", "steps", "max_tokens"),
 }
@@ -97,7 +97,7 @@ def sample(
     ] = None,
     image: Annotated[
         list[Path] | None,
-        typer.Option(help="Text, a model that sees: a picture that PROMPTS show; give it again for several."),
+        typer.Option(help="A picture that PROMPTS show to a model that takes pictures; give it again for several."),
     ] = None,
     dtype: Annotated[
         str | None, typer.Option(help="Dtype of the weights; by default as in the run, or float32.")
@@ -153,8 +153,8 @@ def sample(
 
         sample_images(
             model, _plain(rows), out, seed=seed, count=count, noise=noise, overrides=overrides, base=base,
-            checkpoint=checkpoint, lora_scale=lora_scale, animation=animation, fps=fps,
-            rows=rows if height is None and width is None else (), say=say,
+            checkpoint=checkpoint, lora_scale=lora_scale, animation=animation, fps=fps, rows=rows,
+            source=None if file is None else str(file), own_sizes=height is None and width is None, say=say,
         )  # fmt: skip
         return
     from ..inference.text_inference import sample_texts
@@ -271,8 +271,11 @@ def _rows(prompts: list[str] | None, file: Path | None, images: Sequence[Path]) 
     shown = tuple(Picture(path, "--image") for path in images)
     for picture in shown:
         _ = picture.size  # raises for a missing file, before anything is loaded
-    columns = {IMAGE: [str(path) for path in images]} if images else {}
-    return [PromptRow(number, text, columns, pictures=shown or None) for number, text in enumerate(prompts)]
+    # A pipeline may take one picture, and no list.
+    alone = len(shown) == 1
+    columns = {IMAGE: str(images[0]) if alone else [str(path) for path in images]} if images else {}
+    pictures = shown[0] if alone else shown or None
+    return [PromptRow(number, text, columns, pictures=pictures) for number, text in enumerate(prompts)]
 
 
 def _is_model(text: str) -> bool:

@@ -123,8 +123,10 @@ def make_thumbnails(thumbnails: Thumbnails, runs: Sequence[Run]) -> list[dict[st
 
 
 def image_names(run: Run) -> list[str]:
-    """The images of a run, sorted."""
-    return sorted({shot.image for pair in run.pairs for shot in pair.shots.values() if shot.image})
+    """The images of a run and the pictures of its prompts, sorted."""
+    shots = [shot for pair in run.pairs for shot in pair.shots.values()]
+    pictures = {name for shot in shots for name in shot.pictures}
+    return sorted({shot.image for shot in shots if shot.image} | pictures)
 
 
 def samples_url(run: Run, out: Path) -> str:

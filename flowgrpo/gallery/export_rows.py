@@ -1,10 +1,11 @@
 """The pairs that an export shows: the pairs that gained most, lost most, or look like cheating."""
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-from ..votes.samples import Sample, by_place
+from ..votes.samples import Sample
 from .run_figures import SAME
 from .run_reading import Run
 
@@ -36,7 +37,7 @@ def rows_of(runs: Sequence[Run]) -> list[Row]:
     Raises:
         ValueError: a run has no evaluations.
     """
-    columns: list[dict[tuple[str, str, int], Sample]] = []
+    columns: list[dict[Hashable, Sample]] = []
     for number, run in enumerate(runs):
         evaluated = run.iterations("eval")
         if not evaluated:
@@ -112,13 +113,18 @@ def _size(values: Sequence[float]) -> float:
     return math.sqrt(sum(value * value for value in values) / len(values)) or 1.0 if values else 1.0
 
 
-def samples_at(run: Run, iteration: int) -> dict[tuple[str, str, int], Sample]:
-    """Samples by prompt, seed, and number among the pairs of that prompt and seed.
+def samples_at(run: Run, iteration: int) -> dict[Hashable, Sample]:
+    """Samples by what they have in common with samples of other runs, in their order.
 
-    The prompt's text is the key, because its number depends on the prompt file.
+    The prompt's text and pictures are the key, because its number depends on the prompt file; then the seed, and the
+    number among the pairs with the same prompt and seed.
     """
-    return {
-        (prompt, seed, number): pair.shots[iteration]
-        for (phase, prompt, seed, number), pair in by_place(run.pairs).items()
-        if phase == "eval" and iteration in pair.shots
-    }
+    found: dict[Hashable, Sample] = {}
+    counts = Counter[Hashable]()
+    for pair in run.pairs:
+        if pair.phase == "eval":
+            own = (pair.first.prompt, pair.first.pictures, pair.first.seed)
+            if iteration in pair.shots:
+                found[own, counts[own]] = pair.shots[iteration]
+            counts[own] += 1
+    return found

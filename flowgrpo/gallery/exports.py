@@ -5,10 +5,11 @@ import json
 import shutil
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageOps
 
 from ..media.video import check_video, frames_of, write_video
 from ..votes.samples import Sample
@@ -24,13 +25,16 @@ from .thumbnails import Thumbnails
 CELL, GAP, LINE = 192, 12, 18  # pixels: side of an image, space between, height of a line of text
 SMALL, LARGE = 12, 14  # pixels: height of the letters of a sheet, and of the heading of a frame
 Cells = list[Image.Image]  # an image, or the frames of a video, each in a square of CELL pixels
+GIVEN = "prompt"
+"""Heading of the pictures of the prompts."""
 PAPER, INK, QUIET = "#ffffff", "#1b2023", "#5c666c"
 
 
 def write_sheet(folders: Sequence[Path], path: Path, reward: str | None, order: str, count: int) -> Path:
     """Write a contact sheet (PNG).
 
-    Each chosen prompt and seed has a row: the sample of the base model, then the last sample of every run.
+    Each chosen prompt and seed has a row: the pictures of the prompt if there are any, the sample of the base model,
+    and the last sample of every run.
 
     Raises:
         ValueError: see `choose`; or the runs are of text; or the file exists or is not named .png.
@@ -39,7 +43,7 @@ def write_sheet(folders: Sequence[Path], path: Path, reward: str | None, order: 
         raise ValueError(f"a contact sheet is a PNG file; name it {path.with_suffix('.png')}")
     runs, rows = _chosen(folders, reward, order, count)
     note_on([*(row.first.prompt for row in rows), *map(_label, runs)])
-    sheet = _sheet(runs, rows, _cells(runs, rows), 0)
+    sheet = _sheet(_labels(runs, rows), rows, _cells(runs, rows), 0)
     return write_new(path, lambda file: sheet.save(file, "PNG"))
 
 
@@ -49,8 +53,8 @@ def write_animation(
     """Write an animated comparison (WebP, GIF, MP4 or WebM) of the chosen prompts and seeds.
 
     Of images, the first frame shows the samples of the base model in a grid. Then each run has a frame with its last
-    samples. Of videos, it is the contact sheet with all videos playing, at `fps` frames a second; by default as the
-    call of the first run's recipe says.
+    samples. If the prompts have pictures, a frame of them comes before. Of videos, it is the contact sheet with all
+    videos playing, at `fps` frames a second; by default as the call of the first run's recipe says.
 
     Raises:
         ValueError: see `choose`; or the runs are of text; or the file exists or has another suffix.
@@ -63,9 +67,10 @@ def write_animation(
     length = max(len(cell) for of_row in cells for cell in of_row)
     path.parent.mkdir(parents=True, exist_ok=True)
     if length > 1:
-        write_video(path, [_sheet(runs, rows, cells, at) for at in range(length)], rate_of_run(runs[0], fps))
+        sheets = [_sheet(_labels(runs, rows), rows, cells, at) for at in range(length)]
+        write_video(path, sheets, rate_of_run(runs[0], fps))
     else:
-        write_video(path, _turns(runs, cells), rate=1)
+        write_video(path, _turns(_labels(runs, rows), cells), rate=1)
     return path
 
 
@@ -153,9 +158,17 @@ def _label(run: Run) -> str:
     return f"{run.name}, iteration {run.iterations('eval')[-1]}"
 
 
-def _sheet(runs: Sequence[Run], rows: Sequence[Row], cells: Sequence[Sequence[Cells]], at: int) -> Image.Image:
+def _labels(runs: Sequence[Run], rows: Sequence[Row]) -> list[str]:
+    """The headings of the cells of a row."""
+    return [*([GIVEN] if _pictured(rows) else []), "base", *(_label(run) for run in runs)]
+
+
+def _pictured(rows: Sequence[Row]) -> bool:
+    return any(row.first.pictures for row in rows)
+
+
+def _sheet(labels: Sequence[str], rows: Sequence[Row], cells: Sequence[Sequence[Cells]], at: int) -> Image.Image:
     """The contact sheet, with frame number `at` of every video; a shorter video stays at its last frame."""
-    labels = ["base", *(_label(run) for run in runs)]
     width = GAP + len(labels) * (CELL + GAP)
     height = GAP + LINE + len(rows) * (CELL + 3 * LINE + GAP)
     sheet = Image.new("RGB", (max(width, 420), height), PAPER)
@@ -165,17 +178,17 @@ def _sheet(runs: Sequence[Run], rows: Sequence[Row], cells: Sequence[Sequence[Ce
     top = GAP + LINE
     for row, of_row in zip(rows, cells):
         _letter(pen, (GAP, top), row.first.prompt, sheet.width - 2 * GAP, INK)
-        for column, (shot, cell) in enumerate(zip(row.shots, of_row)):
+        scores = [*([""] if labels[0] == GIVEN else []), *map(_scores_line, row.shots)]
+        for column, (line, cell) in enumerate(zip(scores, of_row, strict=True)):
             left = GAP + column * (CELL + GAP)
             sheet.paste(cell[min(at, len(cell) - 1)], (left, top + LINE))
-            _letter(pen, (left, top + LINE + CELL + 2), _scores_line(shot), CELL, QUIET)
+            _letter(pen, (left, top + LINE + CELL + 2), line, CELL, QUIET)
         top += CELL + 3 * LINE + GAP
     return sheet
 
 
-def _turns(runs: Sequence[Run], cells: Sequence[Sequence[Cells]]) -> list[Image.Image]:
-    """A grid of the base model's samples, then a grid of each run's samples."""
-    labels = ["base", *(_label(run) for run in runs)]
+def _turns(labels: Sequence[str], cells: Sequence[Sequence[Cells]]) -> list[Image.Image]:
+    """For each heading, a grid of its cells."""
     across = min(len(cells), 6)
     size = (GAP + across * (CELL + GAP), LINE + 2 * GAP + -(-len(cells) // across) * (CELL + GAP))
     frames = []
@@ -191,8 +204,30 @@ def _turns(runs: Sequence[Run], cells: Sequence[Sequence[Cells]]) -> list[Image.
 
 
 def _cells(runs: Sequence[Run], rows: Sequence[Row]) -> list[list[Cells]]:
-    """For each row, the cells of the base model and of every run."""
-    return [[_frames(shot, run) for shot, run in zip(row.shots, [runs[0], *runs])] for row in rows]
+    """For each row, the cells of `_labels`."""
+    cells = [[_frames(shot, run) for shot, run in zip(row.shots, [runs[0], *runs])] for row in rows]
+    if _pictured(rows):
+        return [[[_given(row.first, runs[0])], *of_row] for row, of_row in zip(rows, cells)]
+    return cells
+
+
+def _given(shot: Sample, run: Run) -> Image.Image:
+    """The pictures of a prompt side by side within a square."""
+    found = []
+    for name in shot.pictures:
+        with (
+            suppress(OSError, ValueError, SyntaxError, Image.DecompressionBombError),
+            Image.open(run.samples / name) as opened,
+        ):
+            found.append(ImageOps.contain(opened.convert("RGBA"), (CELL, CELL)))
+    if not found:
+        return _square(None)
+    joined = Image.new("RGBA", (sum(image.width for image in found), max(image.height for image in found)))
+    left = 0
+    for image in found:
+        joined.paste(image, (left, (joined.height - image.height) // 2))
+        left += image.width
+    return _square(joined)
 
 
 def _frames(shot: Sample | None, run: Run) -> Cells:

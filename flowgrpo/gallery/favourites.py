@@ -43,9 +43,9 @@ def write_favourites(folders: Sequence[Path], marks: Path, file: Path) -> int:
 
 def _pairs(run: Run, seen: Sequence[Reaction]) -> Iterator[tuple[Candidate, Candidate]]:
     """Yield each favourite with each sample beside it that is none."""
-    beside: dict[tuple[str, str, int], list[Reaction]] = {}
+    beside: dict[tuple[str, tuple[str, str], int], list[Reaction]] = {}
     for one in seen:
-        beside.setdefault((one.sample.phase, one.sample.prompt, one.sample.iteration), []).append(one)
+        beside.setdefault((one.sample.phase, one.sample.asked, one.sample.iteration), []).append(one)
     for group in beside.values():
         for loved, other in product(group, group):
             if loved.loved and not other.loved:

@@ -16,6 +16,25 @@ function picture(row, cell, file = null, controls = false) {
   return image;
 }
 
+// The pictures of a prompt: small, or with `whole` as large as they were saved. Null if the prompt has none.
+function promptPictures(row, whole = false) {
+  if (!row.pictures.length) return null;
+  const several = row.pictures.length > 1;
+  return el("div", { class: whole ? "given whole" : "given" }, ...row.pictures.map(({ run, name, thumb }, at) => {
+    const small = thumbNamed(thumb);
+    const source = whole && !store.thumbs ? store.site.runs[run].base + name : small;
+    if (!source) return el("span", { class: "absent" }, "the picture of the prompt is missing");
+    const image = el("img", { loading: "lazy", decoding: "async", draggable: "false", src: source,
+      alt: `Picture ${several ? `${at + 1} ` : ""}of the prompt`, title: "A picture of the prompt" });
+    image.addEventListener("load", () => image.classList.toggle("pixels", image.naturalWidth <= 160));
+    image.addEventListener("error", () => {
+      if (small && image.getAttribute("src") !== small) image.src = small;
+      else image.replaceWith(el("span", { class: "absent" }, "the picture of the prompt is missing"));
+    });
+    return image;
+  }));
+}
+
 // The video of a sample. If it cannot be played, its first frame is shown.
 function film(cell, alt, controls) {
   const poster = thumbOf(cell);

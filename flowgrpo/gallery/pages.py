@@ -213,17 +213,15 @@ def _run_files(
     prompts: dict[tuple[str, str], tuple[int, Sample]] = {}
     for pair in run.pairs:
         first = pair.first
-        prompts.setdefault((first.prompt_id, first.prompt), (len(prompts), first))
+        prompts.setdefault(first.asked, (len(prompts), first))
     firsts = [first for _, first in prompts.values()]
     files: dict[str, Any] = {
         f"{key}-pairs": {
             "prompts": [first.prompt for first in firsts],
             "ids": [first.prompt_id for first in firsts],
             "columns": [[first.columns.get(name) for name in columns] for first in firsts],
-            "pairs": [
-                [prompts[pair.first.prompt_id, pair.first.prompt][0], pair.first.seed, PHASES.index(pair.phase)]
-                for pair in run.pairs
-            ],
+            "pictures": [[_picture(name, images) for name in first.pictures] for first in firsts],
+            "pairs": [[prompts[pair.first.asked][0], pair.first.seed, PHASES.index(pair.phase)] for pair in run.pairs],
         },
         f"{key}-curves": {
             "metrics": _series(run),
@@ -267,6 +265,12 @@ def _scores(
         "rewards": [[short(shot.rewards.get(name)) for _, shot in shots] for name in rewards],
         "thumbs": [thumbnail.name if thumbnail else None for thumbnail in thumbnails],
     }
+
+
+def _picture(name: str, images: Mapping[str, Thumbnail | None]) -> list[str | None]:
+    """Of a picture of a prompt: the address of its file, and the name of its thumbnail."""
+    thumbnail = images.get(name)
+    return [quote(name), thumbnail.name if thumbnail else None]
 
 
 def _details(shot: Sample, rewards: Sequence[str]) -> dict[str, Any]:

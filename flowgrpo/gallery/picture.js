@@ -66,6 +66,7 @@ async function drawPicture() {
   dialog.replaceChildren(...[
     pictureBar(row),
     el("h2", { id: "picture-title" }, promptText(row)),
+    promptPictures(row, true),
     el("dl", { class: "columns" }, ...about.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)])),
     el("div", { class: "large" }, body),
     section("Rewards", scoreTable(ends.length > 1 ? cells[ends[0]] : null, last, parts)),
@@ -164,6 +165,19 @@ function pathOf(place) {
   }
 }
 
+// The files of the pictures of a prompt, as the recipe's directory sees them: the column has a path, or a list as JSON.
+function picturePaths(row) {
+  const value = row.pictures.length ? row.columns[store.site.columns.indexOf("image")] : null;
+  if (!value) return [];
+  let paths = [value];
+  if (value.startsWith("[")) {
+    try {
+      paths = JSON.parse(value).map(String);
+    } catch { /* a path that begins with a bracket */ }
+  }
+  return paths.map((path) => path.replace(/[\u0000-\u001f\u007f]+/g, " "));
+}
+
 // A command line for the same model; its run holds the arguments of the call. A shell must not get control characters.
 function remakeLines(row, cell, details) {
   const run = store.site.runs[cell.set.run];
@@ -185,7 +199,8 @@ function remakeLines(row, cell, details) {
   // Completions of an evaluation have its temperature, and other completions the temperature of the run.
   const [, temperature] = evaluation ? /temperature ([\d.e+-]+)/.exec(String(new Map(settings).get("evaluation"))) ?? [] : [];
   const asked = store.site.text ? `${trained ? "" : " --base"}${temperature ? ` --temperature ${temperature}` : ""}` : options;
-  const command = `${begin}flowgrpo sample --model ${folder}${asked} -- ${quoted(clean)}`;
+  const shown = picturePaths(row).map((path) => ` --image ${quoted(path)}`).join("");
+  const command = `${begin}flowgrpo sample --model ${folder}${asked}${shown} -- ${quoted(clean)}`;
   const where = place ? "" : ` Run the command in the directory that holds ${run.folder}.`;
   const left = result === null ? "the final weights of the run" : `the weights that the run left, of iteration ${result}`;
   const weights = trained ? `${left}${final ? "" : ", not the weights of this evaluation"}` : "the model before training";

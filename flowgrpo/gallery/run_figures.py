@@ -34,7 +34,7 @@ def summarize(run: Run, reward: str) -> dict[str, Any] | None:
         if pair.phase == "eval" and base and tuned and reward in base.rewards and reward in tuned.rewards:
             before.append(base.rewards[reward])
             after.append(tuned.rewards[reward])
-            gains.setdefault((base.prompt_id, base.prompt), []).append(after[-1] - before[-1])
+            gains.setdefault(base.asked, []).append(after[-1] - before[-1])
     if not before:
         return None
     every = [gain for group in gains.values() for gain in group]
@@ -93,7 +93,7 @@ def group_spreads(
     groups: dict[tuple[str, int], dict[tuple[str, str], list[Sample]]] = defaultdict(lambda: defaultdict(list))
     for pair in pairs:
         for iteration, shot in pair.shots.items():
-            groups[pair.phase, iteration][shot.prompt_id, shot.prompt].append(shot)
+            groups[pair.phase, iteration][shot.asked].append(shot)
     found = []
     for (phase, iteration), by_prompt in sorted(groups.items()):
         several = [shots for shots in by_prompt.values() if len(shots) > 1]

@@ -73,7 +73,8 @@ function sourceName(info) {
   return store.site.runs.length > 1 ? `${runName(info.run)}, ${moment(info)}` : moment(info);
 }
 
-// The prompts and seeds of all runs. Runs are matched by the prompt's text, because its number depends on the file.
+// The prompts and seeds of all runs. Runs are matched by the prompt's text and pictures, because its number depends on
+// the file.
 function evaluationRows() {
   if (store.rows) return store.rows;
   const rows = new Map();
@@ -81,7 +82,7 @@ function evaluationRows() {
     const seen = new Map();
     file.pairs.forEach(([prompt, seed, phase], pair) => {
       if (phase) return;
-      const place = JSON.stringify([file.prompts[prompt], seed]);
+      const place = JSON.stringify([file.prompts[prompt], file.pictures[prompt].map(([name]) => name), seed]);
       const rank = seen.get(place) ?? 0;
       seen.set(place, rank + 1);
       const key = `${place} ${rank}`;
@@ -96,7 +97,8 @@ function evaluationRows() {
 function described(run, pair) {
   const file = store.pairs[run];
   const [prompt, seed] = file.pairs[pair];
-  return { prompt: file.prompts[prompt], id: file.ids[prompt], seed, columns: file.columns[prompt] };
+  const pictures = file.pictures[prompt].map(([name, thumb]) => ({ run, name, thumb }));
+  return { prompt: file.prompts[prompt], pictures, id: file.ids[prompt], seed, columns: file.columns[prompt] };
 }
 
 // The training samples of the loaded sets, one row for each sample.
@@ -121,8 +123,9 @@ function gainOf(before, after, reward) {
   return a === null || b === null ? null : b - a;
 }
 
-function thumbOf(cell) {
-  const name = cell.set.thumbs[cell.at];
+const thumbOf = (cell) => thumbNamed(cell.set.thumbs[cell.at]);
+
+function thumbNamed(name) {
   if (!name) return null;
   if (store.thumbs) return `data:image/webp;base64,${store.thumbs.get(name)}`;
   return `thumbs/${name.slice(0, 2)}/${name.slice(2)}.webp`;

@@ -54,12 +54,17 @@ function enable() {
 
 // The image of a side once it is loaded, or a message if it cannot be shown.
 async function picture(address, side) {
-  const image = el("img", { alt: `${side} picture`, draggable: "false" });
+  return await loaded(address, `${side} picture`) ?? lost("image");
+}
+
+// An image once it is loaded, or null if it cannot be shown.
+async function loaded(address, alt) {
+  const image = el("img", { alt, draggable: "false" });
   image.src = address;
   try {
     await image.decode();
   } catch {
-    return lost("image");
+    return null;
   }
   image.classList.toggle("pixels", image.naturalWidth <= 160);
   return image;
@@ -137,10 +142,13 @@ async function showNumber(turn, number) {
   const pair = await ask(`pairs/${number}`);
   byId("sides").dataset.missing = "no";
   const figures = await Promise.all([figure(pair, "left", "Left"), figure(pair, "right", "Right")]);
+  const given = await Promise.all(pair.pictures.map((address) => loaded(address, "Picture of the prompt")));
   if (turn !== state.turn) return;
   state.at = number;
   document.body.classList.toggle("text", pair.left.completion !== undefined);
   byId("prompt").textContent = pair.prompt;
+  byId("given").hidden = !given.length;
+  byId("given").replaceChildren(...given.map((image) => image ?? el("span", { class: "absent" }, "the picture of the prompt cannot be shown")));
   showSides(figures);
   for (const node of byId("choices").querySelectorAll("[data-choice]")) {
     node.setAttribute("aria-pressed", String(node.dataset.choice === pair.choice));

@@ -200,10 +200,10 @@ def _across(first: Source, second: Source) -> list[tuple[Candidate, Candidate]]:
 
 def _within(source: Source) -> list[tuple[Candidate, Candidate]]:
     """The pairs of samples of one prompt in a set that have something to show."""
-    by_prompt: dict[str, list[Candidate]] = {}
-    for (prompt, *_), shot in samples_at(source.run, source.iteration).items():
+    by_prompt: dict[tuple[str, str], list[Candidate]] = {}
+    for shot in samples_at(source.run, source.iteration).values():
         if _there(shot):
-            by_prompt.setdefault(prompt, []).append(Candidate(source, shot))
+            by_prompt.setdefault(shot.asked, []).append(Candidate(source, shot))
     pairs = (pair for candidates in by_prompt.values() for pair in combinations(candidates, 2))
     # The number of the sample tells the two samples apart in the file of votes.
     return [(one, two) for one, two in pairs if one.shot.sample != two.shot.sample]

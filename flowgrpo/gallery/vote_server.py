@@ -12,7 +12,7 @@ import re
 import secrets
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from pathlib import Path
@@ -95,13 +95,22 @@ class Booth:
         return {"total": len(self.ballots), "voted": len(self.choices), "next": following, "same": self.same}
 
     def show(self, number: int) -> dict[str, Any]:
-        """A ballot as the page gets it: the prompt, the samples on the left and right, and the choice so far."""
+        """A ballot as the page gets it: the prompt with its pictures, the samples, and the choice so far."""
         ballot = self._ballot(number)
         sides: dict[str, Any] = {}
         for side, its in (("left", ballot.left), ("right", ballot.right)):
             text, kind = its.shot.completion, "video" if its.film else "picture"
             sides[side] = {kind: f"{kind}s/{number}/{side}"} if text is None else {"completion": text}
-        return {"number": number, "prompt": ballot.left.shot.prompt, **sides, "choice": self.choices.get(number)}
+        given = [f"prompts/{number}/{at}" for at in range(len(ballot.left.shot.pictures))]
+        shown = {"prompt": ballot.left.shot.prompt, "pictures": given}
+        return {"number": number, **shown, **sides, "choice": self.choices.get(number)}
+
+    def given(self, number: int, at: int) -> Path:
+        """The file of a picture of the prompt."""
+        its = self._ballot(number).left
+        if at >= len(its.shot.pictures):
+            raise VoteRefused(404, "there is no such picture")
+        return its.source.run.samples / its.shot.pictures[at]
 
     def picture(self, number: int, side: str) -> Path:
         """The image file of a side."""
@@ -234,13 +243,12 @@ class Handler(BaseHTTPRequestHandler):
                 self._send_json(200, report_on(booth.runs, booth.path).as_json())
             case ["pairs", number]:
                 self._send_json(200, booth.show(_number(number)))
-            case ["pictures" | "videos" as kind, number, side]:
-                try:
-                    file = (booth.picture if kind == "pictures" else booth.video)(_number(number), side)
-                    content = file.read_bytes()
-                except OSError as error:
-                    raise VoteRefused(404, f"the sample cannot be shown: {error.strerror}") from error
-                self._send(200, TYPES[file.suffix.lower()], content, kept=True)
+            case ["pictures", number, side]:
+                self._send_file(lambda: booth.picture(_number(number), side))
+            case ["videos", number, side]:
+                self._send_file(lambda: booth.video(_number(number), side))
+            case ["prompts", number, at]:
+                self._send_file(lambda: booth.given(_number(number), _number(at)))
             case _:
                 raise VoteRefused(404, "there is nothing at this address")
 
@@ -270,6 +278,14 @@ class Handler(BaseHTTPRequestHandler):
         if self.headers.get_content_type() != "application/json":
             raise VoteRefused(415, "a choice must be sent as application/json")
         return self.rfile.read(int(length))
+
+    def _send_file(self, find: Callable[[], Path]) -> None:
+        try:
+            file = find()
+            content = file.read_bytes()
+        except OSError as error:
+            raise VoteRefused(404, f"the sample cannot be shown: {error.strerror}") from error
+        self._send(200, TYPES[file.suffix.lower()], content, kept=True)
 
     def _send_json(self, status: int, data: dict[str, Any]) -> None:
         self._send(status, "application/json", json.dumps(data).encode())

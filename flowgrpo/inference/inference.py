@@ -11,6 +11,7 @@ import torch
 
 from ..configs.schema import AnyRecipe, Recipe
 from ..core.addressing import address
+from ..pipelines.capture import ConditionedPrompt
 from ..pipelines.experience import Experience
 from ..rewards.base import RewardError
 from ..rewards.runner import RewardBatch, RewardSet
@@ -29,7 +30,7 @@ from ..training.reporting.records import reward_means, sample_records, standard_
 from ..training.tasks import FlowTask
 from .animations import Animation
 from .kept_samples import KeptSamples, SampledImages
-from .opening import ImageModel, check_not_run, check_sizes, image_recipe, is_run, open_images
+from .opening import ImageModel, check_not_run, check_prompts, image_recipe, is_run, open_images
 from .text_inference import how_text, iterations_done, task_of, text_task
 
 Say = Callable[[str], None]
@@ -74,6 +75,8 @@ def sample_images(
     animation: Path | None = None,
     fps: float | None = None,
     rows: Sequence[PromptRow] = (),
+    source: str | None = None,
+    own_sizes: bool = True,
     say: Say = silent,
 ) -> list[Path]:
     """Sample and write PNG files, and `index.jsonl` with a line for each; existing files are not overwritten.
@@ -95,12 +98,15 @@ def sample_images(
         lora_scale: for a LoRA, the factor of its effect; 1 is as trained.
         animation: file of a video, see `Animation`; the frames of a PNG file stand side by side.
         fps: frames a second of the video; by default as the call says.
-        rows: the prompts with the columns of their file, if images are to have the sizes of the file.
+        rows: the prompts with their columns and pictures, if they have any; as many as `prompts`.
+        source: the file of `rows`; None if they are from a command line.
+        own_sizes: whether images have the sizes that the columns of `rows` say.
         say: called with lines that say what is done, and with the path of each file as it is written.
 
     Raises:
         ValueError: a file with the name of an image exists, the folder is a run folder or lists other samples, `noise`
-            is given with several images of a prompt, or there is an `animation` and the model makes images.
+            is given with several images of a prompt, there is an `animation` and the model makes images, or the
+            pipeline cannot take the pictures of the prompts.
     """
     if noise is not None and count != 1:
         raise ValueError(f"--noise belongs to one image, but --count is {count}; leave one of them out")
@@ -113,13 +119,16 @@ def sample_images(
     listed = SampledImages(out, 0 if base else iterations_done(model, checkpoint))
     moving = None if animation is None else Animation(animation, paths, fps)
     recipe = image_recipe(model, overrides)
-    check_sizes(model, recipe, rows, base, checkpoint)
+    check_prompts(model, recipe, rows, source, base, checkpoint, own_sizes)
     say(f"{len(paths)} image(s) by {_named(model, checkpoint)}: {how(recipe)}")
     opened = open_images(model, recipe, base=base, checkpoint=checkpoint, lora_scale=lora_scale)
+    if rows:
+        rows = opened.illustrated(opened.sized(rows) if own_sizes else list(rows), source)
+        prompts = [row.prompt for row in rows]
     texts: Sequence[str] = [text for text in prompts for _ in range(count)]
     keys = [address(seed + k, p) for p in range(len(prompts)) for k in range(count)]
     places = list(range(len(texts)))
-    sizes = [row.size for row in opened.sized(rows) for _ in range(count)] or [None] * len(texts)
+    sizes = [row.size for row in rows for _ in range(count)] or [None] * len(texts)
     if noise is not None:
         keys = [noise] * len(prompts)
         if is_run(model) and len(prompts) == 1 and not overrides:
@@ -169,6 +178,9 @@ def _company(
         return [prompt], [noise], [0], [size]
     keys = evaluation_noises(rows, recipe.evaluate.seeds)
     places = [k for k, row in enumerate(rows) if row.text == prompt and keys[k] == noise]
+    if places and isinstance(prompt, ConditionedPrompt):
+        [row] = opened.illustrated([rows[places[0]]], str(recipe.data.heldout))
+        places = places if getattr(row.prompt, "mark", None) == prompt.mark else []
     if not places:
         say("no image of the run's evaluations has this prompt and noise; the image is made alone")
         return [prompt], [noise], [0], [size]
@@ -284,7 +296,7 @@ def _evaluated(
             keep(found)
         return found
     say(how(recipe))
-    check_sizes(model, recipe, rows, base, checkpoint)
+    check_prompts(model, recipe, rows, source, base, checkpoint)
     opened = open_images(model, recipe, base=base, checkpoint=checkpoint)
     rows[:] = opened.illustrated(opened.sized(rows), source)
     evaluator = opened.evaluator([row.prompt for row in rows])

@@ -188,8 +188,8 @@ class ImageModel:
         """The cache that encodes prompts, one at a time as in a run."""
         return PromptCache(self.pipe, self.call)
 
-    def illustrated(self, rows: list[PromptRow], source: str) -> list[PromptRow]:
-        """The prompts of a file with their pictures, if the model takes any."""
+    def illustrated(self, rows: list[PromptRow], source: str | None) -> list[PromptRow]:
+        """The prompts of a file, or of a command line, with their pictures, if the model takes any."""
         return illustrated(rows, source, self.call, PipelineCall(self.pipe, self.call).parameters)
 
     def sized(self, rows: Sequence[PromptRow]) -> list[PromptRow]:
@@ -248,18 +248,38 @@ def guidance_argument(model: str) -> str:
     return found[0]
 
 
-def check_sizes(model: str, recipe: Recipe, rows: Sequence[PromptRow], base: bool, checkpoint: str | None) -> None:
-    """Refuse sizes of prompts that the pipeline cannot make, before the pipeline loads; see `open_images`.
+def check_prompts(
+    model: str,
+    recipe: Recipe,
+    rows: Sequence[PromptRow],
+    source: str | None,
+    base: bool,
+    checkpoint: str | None,
+    own_sizes: bool = True,
+) -> None:
+    """Refuse sizes and pictures of prompts that the pipeline cannot take, before the pipeline loads; see `open_images`.
+
+    Args:
+        model: see `open_images`.
+        recipe: see `open_images`.
+        rows: the prompts.
+        source: their file; None for prompts of a command line.
+        base: see `open_images`.
+        checkpoint: see `open_images`.
+        own_sizes: whether samples have the sizes that the columns of the prompts say.
 
     Raises:
-        ValueError: a size is none, or the pipeline cannot make it. The message names file and line.
+        ValueError: a size is none, the pipeline cannot make it, or see `illustrated`. The message names file and line.
     """
     if checkpoint is not None:
         find_checkpoint(model, checkpoint)
     folder, _ = _files(model, recipe, base or checkpoint is not None)
     parameters = call_parameters(folder)
     if parameters is not None:
-        sized(list(rows), recipe, folder, call_arguments(folder, recipe.model.call), parameters)
+        call = call_arguments(folder, recipe.model.call)
+        if own_sizes:
+            sized(list(rows), recipe, folder, call, parameters)
+        illustrated(list(rows), source, call, parameters)
 
 
 def _check_call(folder: str, recipe: Recipe) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,8 @@ from .folder import LabelledPicture, materials, picture_of
 from .material import Material
 from .trial import Trial
 
-Key = tuple[str, str]
-"""A sample and its prompt."""
+Key = tuple[str, str, frozenset[tuple[str, str]]]
+"""A sample, its prompt, and the columns of the prompt: prompts with other pictures may have the same words."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,10 @@ def _agreement(trial: Trial, parts: Sequence[Material], preferences: Sequence[Pr
         scored = trial.score(material)
         if scored.failed:
             raise ValueError(f"reward {trial.name!r} fails on {material.source}: {scored.failure}")
-        scores |= dict(zip(zip(material.labels, material.prompts), scored.values.tolist()))
-    gaps = [scores[str(p.chosen), p.prompt] - scores[str(p.rejected), p.prompt] for p in preferences]
+        asked = [{name: values[row] for name, values in material.columns.items()} for row in range(len(material))]
+        keys = map(_key, material.labels, material.prompts, asked)
+        scores |= dict(zip(keys, scored.values.tolist(), strict=True))
+    gaps = [scores[_key_of(one, one.chosen)] - scores[_key_of(one, one.rejected)] for one in preferences]
     return Agreement(
         trial.name,
         right=sum(gap > 0 for gap in gaps),
@@ -115,11 +117,19 @@ def _agreement(trial: Trial, parts: Sequence[Material], preferences: Sequence[Pr
 
 def _sides(preferences: Sequence[Preference]) -> dict[Key, dict[str, Any]]:
     """Every sample once, with the columns of its prompt."""
-    return {
-        (str(side), one.prompt): {name: _value(text) for name, text in one.vote.columns.items()}
-        for one in preferences
-        for side in (one.chosen, one.rejected)
-    }
+    return {_key_of(one, side): _columns(one) for one in preferences for side in (one.chosen, one.rejected)}
+
+
+def _key_of(preference: Preference, side: Path | str) -> Key:
+    return _key(str(side), preference.prompt, _columns(preference))
+
+
+def _key(side: str, prompt: str, columns: Mapping[str, Any]) -> Key:
+    return side, prompt, frozenset((name, repr(value)) for name, value in columns.items() if value is not None)
+
+
+def _columns(preference: Preference) -> dict[str, Any]:
+    return {name: _value(text) for name, text in preference.vote.columns.items()}
 
 
 def _pictures(preferences: Sequence[Preference], votes: Path) -> list[Material]:
@@ -129,7 +139,7 @@ def _pictures(preferences: Sequence[Preference], votes: Path) -> list[Material]:
         for one in preferences
         for file, side in zip((one.chosen, one.rejected), one.vote.preferred or ())
     }
-    for (file, prompt), columns in _sides(preferences).items():
+    for (file, prompt, _), columns in _sides(preferences).items():
         one, side = voted[file]
         if not Path(file).is_file():
             raise ValueError(f"{file}, which was voted on, is missing; put it back, or vote on another run")
@@ -144,15 +154,16 @@ def _pictures(preferences: Sequence[Preference], votes: Path) -> list[Material]:
 
 def _completions(preferences: Sequence[Preference]) -> Material:
     sides = _sides(preferences)
-    prompts = [prompt for _, prompt in sides]
-    ids = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompts))}
+    prompts = [prompt for _, prompt, _ in sides]
+    asked = [key[1:] for key in sides]
+    ids = {prompt: number for number, prompt in enumerate(dict.fromkeys(asked))}
     names = dict.fromkeys(name for columns in sides.values() for name in columns)
     return Material(
-        [text for text, _ in sides],
+        [text for text, *_ in sides],
         prompts,
         {name: [columns.get(name) for columns in sides.values()] for name in names},
-        [ids[prompt] for prompt in prompts],
-        [text for text, _ in sides],
+        [ids[prompt] for prompt in asked],
+        [text for text, *_ in sides],
         f"{len(sides)} completions of {len(ids)} prompts",
     )
 

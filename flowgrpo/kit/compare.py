@@ -155,7 +155,7 @@ def compare_rewards(
     if len(specs) < 2:
         raise ValueError("name two rewards or more to compare")
     scores = scores_of(specs, samples, say=say)
-    groups, grouping = groups_of([f"{sample.kind}{sample.prompt}" for sample in samples])
+    groups, grouping = groups_of([sample.group for sample in samples])
     if len(set(groups)) > 1 and len({sample.kind for sample in samples}) > 1:
         grouping = f"{len(set(groups))} groups of one prompt at one moment of the run"
     columns = {name: scores.values[:, k].double() for k, name in enumerate(scores.names)}

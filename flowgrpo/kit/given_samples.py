@@ -51,6 +51,14 @@ class GivenSample:
             return ""
         return f"{phase}, after {iteration} iterations: "
 
+    @property
+    def group(self) -> tuple[str, str, Any]:
+        """What the samples of a group have in common: the moment, the prompt, and its number in the prompt file.
+
+        Prompts with other pictures may have the same words.
+        """
+        return self.kind, self.prompt, self.line.get("prompt_id")
+
     def shown(self) -> dict[str, str]:
         """The completion, or the path of the picture."""
         return {"completion": self.made} if isinstance(self.made, str) else {"image": str(self.made.path)}
@@ -166,9 +174,9 @@ def scores_of(
 
 def _batches(samples: Sequence[GivenSample]) -> Iterator[tuple[list[int], list[int]]]:
     """Places of samples, whole groups together, and the number of the group of each."""
-    groups: dict[tuple[str, str], list[int]] = {}
+    groups: dict[Any, list[int]] = {}
     for place, sample in enumerate(samples):
-        groups.setdefault((sample.kind, sample.prompt), []).append(place)
+        groups.setdefault(sample.group, []).append(place)
     rows, numbers = list[int](), list[int]()
     for number, members in enumerate(groups.values()):
         if rows and len(rows) + len(members) > BATCH:
@@ -206,10 +214,10 @@ def _append(out: Path, samples: Sequence[GivenSample], scores: RewardBatch) -> N
 
 
 def _by_kind(samples: Sequence[GivenSample], scores: RewardBatch) -> dict[str, Summary]:
-    prompts = {prompt: k for k, prompt in enumerate(dict.fromkeys(sample.prompt for sample in samples))}
+    groups = {group: k for k, group in enumerate(dict.fromkeys(sample.group for sample in samples))}
     found = {}
     for kind in dict.fromkeys(sample.kind for sample in samples):
         rows = [row for row, sample in enumerate(samples) if sample.kind == kind]
-        owners = torch.tensor([prompts[samples[row].prompt] for row in rows])
+        owners = torch.tensor([groups[samples[row].group] for row in rows])
         found[kind] = summaries(scores.taken(rows), owners)
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -85,7 +85,7 @@ class Material:
         return replace(self, prompts=list(prompts))
 
 
-def groups_of(prompts: Sequence[str]) -> tuple[list[int], str]:
+def groups_of(prompts: Sequence[Hashable]) -> tuple[list[int], str]:
     """Group ids, and how the groups were made: equal prompts are a group; if all prompts differ, all are one group."""
     numbers = {prompt: k for k, prompt in enumerate(dict.fromkeys(prompts))}
     if len(numbers) == len(prompts):

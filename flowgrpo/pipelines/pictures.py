@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -53,6 +54,17 @@ class Picture:
             except (OSError, SyntaxError, ValueError) as error:
                 raise ValueError(f"{self._named()} is damaged: {error}") from None
             return self._in_bytes(turned).convert("RGB")
+
+    def digest(self) -> str:
+        """The SHA-256 of the file, in hexadecimal digits.
+
+        Raises:
+            ValueError: the file cannot be read.
+        """
+        try:
+            return hashlib.sha256(self.path.read_bytes()).hexdigest()
+        except OSError as error:
+            raise ValueError(f"{self._named()} cannot be read: {error.strerror or error}") from None
 
     def _in_bytes(self, image: Image.Image) -> Image.Image:
         """The picture with 8 bits a value; Pillow would cut off what is above 255."""

@@ -36,7 +36,7 @@ def read_jsonl(path: Path) -> tuple[list[tuple[int, dict[str, Any]]], int]:
     return records, len(lines) - len(records)
 
 
-def check_image(image: object, samples: Path, where: str) -> str:
+def check_image(image: object, samples: Path, where: str, field: str = "image") -> str:
     """Return `image` if it is the path of an image file inside the folder `samples`, after links are resolved.
 
     Raises:
@@ -44,10 +44,10 @@ def check_image(image: object, samples: Path, where: str) -> str:
     """
     fix = "It must be the path of an image, relative to the samples folder and inside it."
     if not isinstance(image, str) or not image or _BAD_IN_PATH.search(image):
-        raise ValueError(f"{where}: `image` is {image!r}. {fix}")
+        raise ValueError(f"{where}: `{field}` is {image!r}. {fix}")
     absolute = image.startswith("/") or re.match(r"[A-Za-z]:", image)
     if absolute or ".." in image.split("/") or not (samples / image).resolve().is_relative_to(samples):
-        raise ValueError(f"{where}: `image` {image!r} leads outside {samples}. {fix}")
+        raise ValueError(f"{where}: `{field}` {image!r} leads outside {samples}. {fix}")
     if Path(image).suffix.lower() not in IMAGE_SUFFIXES:
-        raise ValueError(f"{where}: `image` {image!r} is not one of {', '.join(sorted(IMAGE_SUFFIXES))}.")
+        raise ValueError(f"{where}: `{field}` {image!r} is not one of {', '.join(sorted(IMAGE_SUFFIXES))}.")
     return image

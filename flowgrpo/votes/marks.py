@@ -79,7 +79,7 @@ def _of_run(marks: Sequence[Any], run: Path, source: Path) -> list[Reaction]:
         raise ValueError(f"there is no file {index}; name the folder of a run that has samples")
     pairs = by_place(pair_samples(read_samples(index)[0]))
     loved: set[tuple[Place, int]] = set()
-    seen: set[tuple[str, str, int]] = set()
+    seen: set[tuple[str, tuple[str, str], int]] = set()
     for mark in marks:
         given = mark if isinstance(mark, dict) else {}
         place = (str(given.get("phase")), str(given.get("prompt")), str(given.get("seed")), given.get("sample") or 0)
@@ -88,14 +88,14 @@ def _of_run(marks: Sequence[Any], run: Path, source: Path) -> list[Reaction]:
         at = max(iterations, default=None) if at is None else at
         if at not in list(iterations):  # the file may have something that is not hashable
             raise ValueError(f"{source}: the mark on seed {place[2]} of {place[1]!r:.80} has no sample in {run}")
-        seen.add((place[0], place[1], at))
+        seen.add((place[0], pairs[place].first.asked, at))
         if given.get("favourite") is True:
             loved.add((place, at))
     found = [
         Reaction(run, sample, (place, at) in loved)
         for place, pair in pairs.items()
         for at, sample in pair.shots.items()
-        if (place[0], place[1], at) in seen
+        if (place[0], sample.asked, at) in seen
     ]
     for sample in (one.sample for one in found):
         if sample.missing:

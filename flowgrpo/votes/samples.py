@@ -40,7 +40,13 @@ class Sample:
     noise: str | None = None  # seed of the generator of its initial noise, as text
     missing: str | None = None  # what `image` would be, if its file is missing
     steps: tuple[str, ...] = ()  # what a masked model had written after each step of unmasking
+    pictures: tuple[str, ...] = ()  # copies of the pictures of the prompt, relative to samples/
     frames: int = 1  # more than 1 for a video, whose frames stand side by side in the image
+
+    @property
+    def asked(self) -> tuple[str, str]:
+        """What names the prompt within its run: prompts with other pictures may have the same words."""
+        return self.prompt_id, self.prompt
 
 
 @dataclass(frozen=True)
@@ -165,6 +171,7 @@ def parse_sample(record: dict[str, Any], samples: Path, where: str) -> Sample:
         steps=_steps(record, where),
         missing=image if image and not (samples / image).is_file() else None,
         noise=str(noise) if isinstance(noise, int) and not isinstance(noise, bool) else None,
+        pictures=_pictures(record, samples, where),
         frames=frames if type(frames) is int and 1 < frames <= MOST_FRAMES else 1,
     )
 
@@ -199,6 +206,14 @@ def _path(record: dict[str, Any], where: str) -> tuple[tuple[int, int], ...]:
     if any(len(place) != 2 or any(type(number) is not int for number in place) for place in places):
         raise ValueError(f"{where}: `path` is {value!r}. It must be a list of [step, child], whole numbers.")
     return tuple((step, child) for step, child in places)
+
+
+def _pictures(record: dict[str, Any], samples: Path, where: str) -> tuple[str, ...]:
+    value = record.get("pictures") or []
+    if not isinstance(value, list):
+        raise ValueError(f"{where}: `pictures` is {value!r:.80}. It must be a list of paths of images.")
+    paths = [check_image(path, samples, where, "pictures") for path in value]
+    return tuple(path for path in paths if (samples / path).is_file())
 
 
 def _steps(record: dict[str, Any], where: str) -> tuple[str, ...]:

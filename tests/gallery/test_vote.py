@@ -5,9 +5,9 @@ import json
 import re
 import socket
 import subprocess
-import threading
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,7 @@ from flowgrpo.gallery.vote_server import LONGEST, Booth, VoteServer
 from flowgrpo.votes.file import latest, read_votes
 from tests.gallery.folders import HOSTILE, Elements, write_run, written
 from tests.gallery.test_browser import CHROMIUM, needs_chromium
-from tests.gallery.voting import Client, booth, write_mine, write_other
+from tests.gallery.voting import Client, booth, serving, write_mine, write_other
 
 
 @pytest.fixture
@@ -34,17 +34,8 @@ def other(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def serve() -> Iterator[Callable[[Booth], Client]]:
-    servers: list[VoteServer] = []
-
-    def serve(one: Booth) -> Client:
-        servers.append(VoteServer(one))
-        threading.Thread(target=servers[-1].serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-        return Client(servers[-1])
-
-    yield serve
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+    with ExitStack() as servers:
+        yield lambda one: servers.enter_context(serving(one))
 
 
 # The server
@@ -60,6 +51,7 @@ def test_what_the_page_gets_does_not_tell_the_sets_apart(
         assert pair == {
             "number": number,
             "prompt": ballot.left.shot.prompt,
+            "pictures": [],
             "left": {"picture": f"pictures/{number}/left"},
             "right": {"picture": f"pictures/{number}/right"},
             "choice": None,

@@ -1,8 +1,11 @@
 """Runs to vote on, booths, votes, and requests to the server of the page."""
 
 import json
+import threading
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -83,3 +86,15 @@ class Client:
     def vote(self, pair: object, choice: object) -> tuple[int, Any]:
         status, body, _ = self.post(json.dumps({"pair": pair, "choice": choice}).encode())
         return status, json.loads(body)
+
+
+@contextmanager
+def serving(one: Booth) -> Iterator[Client]:
+    """Serve a booth in a thread."""
+    server = VoteServer(one)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    try:
+        yield Client(server)
+    finally:
+        server.shutdown()
+        server.server_close()

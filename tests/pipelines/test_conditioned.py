@@ -23,6 +23,7 @@ from flowgrpo.training.images.conditioning import call_parameters, take_pictures
 from flowgrpo.training.model_paths import call_arguments
 from flowgrpo.training.session import start
 from flowgrpo.training.trainer import Trainer
+from tests.conftest import Command
 
 pytestmark = pytest.mark.slow
 
@@ -95,6 +96,9 @@ def test_a_run_on_prompts_with_pictures(kontext: Path, tmp_path: Path, released:
     for record in index:
         path = pictures / f"{record['columns']['tag']}.png"
         assert record["columns"]["image"] == str(path)
+        [copy] = record["pictures"]
+        with Image.open(tmp_path / "run" / "samples" / copy) as kept, Image.open(path) as given:
+            assert kept.convert("RGB").tobytes() == given.convert("RGB").tobytes()
     assert {record["prompt"] for record in index} == {"make it red", "a star"}
     seen = trainer.rewards.rewards[0]._owner.__globals__["SEEN"]
     assert ("make it red", str(pictures / "dots.png")) in seen
@@ -132,6 +136,50 @@ def test_a_picture_of_a_run_is_made_again_from_the_picture_of_its_prompt(kontext
     last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     [(name, (mean, _, _))] = evaluate_model(str(run), load_recipe(run / "config.yaml")).items()
     assert mean == last[f"eval/{name}"]
+
+
+def test_a_prompt_of_the_command_line_shows_pictures(kontext: Path, tmp_path: Path, command: Command) -> None:
+    run = tmp_path / "run"
+    trainer_of(recipe_of(kontext, "run.iterations=1"), run).train()
+    index = [json.loads(line) for line in (run / "samples" / "index.jsonl").read_text().splitlines()]
+    records = [line for line in index if line["phase"] == "eval" and line["iteration"] == 1][:2]
+    assert {record["prompt"] for record in records} == {"make it red"}
+
+    def sampled(name: str, *words: str) -> list[bytes]:
+        status, _, errors = command("sample", "--model", str(run), *words, "--out", str(tmp_path / name))
+        assert status == 0, errors
+        lines = [json.loads(line) for line in (tmp_path / name / "index.jsonl").read_text().splitlines()]
+        return [Image.open(tmp_path / name / line["image"]).tobytes() for line in lines]
+
+    def shown(record: dict[str, Any], noise: int) -> list[str]:
+        return ["make it red", "--image", record["columns"]["image"], "--noise", str(noise)]
+
+    noises = [record["noise"] for record in records]
+    for number, record in enumerate(records):
+        [made] = sampled(f"own{number}", *shown(record, noises[number]))
+        assert made == Image.open(run / "samples" / record["image"]).tobytes()
+    # The noise of one prompt with the picture of the other is no image of the run.
+    [mixed] = sampled("mixed", *shown(records[0], noises[1]))
+    assert mixed not in {Image.open(run / "samples" / record["image"]).tobytes() for record in records}
+
+    prompts = kontext / "prompts" / "train.jsonl"
+    first, second, _ = sampled("file", "--file", str(prompts))
+    [alone] = sampled("words", "make it red", "--image", str(prompts.parent / "pictures" / "stripes.png"))
+    assert first == alone
+    assert second != alone
+
+
+def test_pictures_on_the_command_line_that_cannot_be_shown(kontext: Path, tmp_path: Path, command: Command) -> None:
+    given = str(kontext / "prompts" / "pictures" / "dots.png")
+    for words, message in (
+        (["--model", "scenes", "--image", given], "the pipeline takes no picture; leave out --image"),
+        (["--model", str(kontext / "pipeline"), "--image", "none.png"], "the picture none.png does not exist"),
+        (["--model", "scenes", "--task", "masked", "--image", given], "makes images; leave --task out"),
+    ):
+        status, _, errors = command("sample", "a star", *words, "--out", str(tmp_path / "no"))
+        assert status == 1
+        assert message in errors
+    assert not (tmp_path / "no").exists()
 
 
 # -- which prompts get their pictures ------------------------------------------------------------------------------

@@ -143,8 +143,10 @@ def test_a_run_is_evaluated_and_sampled_as_it_evaluates_itself(
     assert status == 0, errors
     index = [json.loads(line) for line in (run / "samples" / "index.jsonl").read_text().splitlines()]
     made = [json.loads(line) for line in (tmp_path / "sampled" / "index.jsonl").read_text().splitlines()]
-    mine = [line["completion"] for line in index if line["iteration"] == 2 and line["phase"] == "eval"]
-    assert [line["completion"] for line in made] == mine
+    last_lines = [line for line in index if line["iteration"] == 2 and line["phase"] == "eval"]
+    assert [line["completion"] for line in made] == [line["completion"] for line in last_lines]
+    assert [len(line["pictures"]) for line in last_lines] == [1, 1, 1, 2]
+    assert all((run / "samples" / name).is_file() for line in index for name in line["pictures"])
 
 
 @pytest.mark.slow
@@ -326,7 +328,7 @@ def test_a_prompt_of_the_command_line_shows_pictures(data: Path, model: Path, tm
             ["--image", str(data / "0.png"), "--model", "arithmetic"],
             "arithmetic is not shown pictures; leave out --image",
         ),
-        (["--image", str(data / "0.png"), "--model", "scenes"], "--image is not for images, which scenes makes"),
+        (["--image", str(data / "0.png"), "--model", "scenes"], "the pipeline takes no picture; leave out --image"),
     ):
         status, _, errors = command(
             "sample", "a question", "--model", str(model), *words, "--out", str(tmp_path / "no")

@@ -16,7 +16,7 @@ BEST = "best"
 UNFINISHED, REPLACED, DROPPED, DAMAGED = ".tmp-", ".old-", ".drop-", "damaged-"
 """Prefixes of the names of checkpoints that are being written, being replaced, being removed, or damaged."""
 
-_FILES = ("*/.*.png.tmp", ".index.jsonl.*.tmp")
+_FILES = ("*/.*.png.tmp", "prompts/.*.webp.*.tmp", ".index.jsonl.*.tmp")
 _WORKPLACE = re.compile(rf"\.({'|'.join((*RESULTS, BEST))})\.[a-z0-9_]{{8}}")
 
 

@@ -28,6 +28,7 @@ from ..joined_rollouts import Samples
 from .files import append_lines, sync, sync_folder, write_atomically, write_text, writing
 from .leftovers import DAMAGED, DROPPED, REPLACED, UNFINISHED, clear
 from .lock import NAME, claim, release
+from .prompt_pictures import PromptPictures
 from .run_log import NAME as LOG
 
 __all__ = ["RunFolder", "pixels", "save_image", "write_atomically", "write_text"]
@@ -59,6 +60,7 @@ class RunFolder:
         self.metrics = path / "metrics.jsonl"
         self.samples = path / "samples"
         self.index = self.samples / "index.jsonl"
+        self.prompt_pictures = PromptPictures(self.samples)
         self.checkpoints = path / "checkpoints"
         self.notes: list[str] = []
         """Sentences that a person must read before the run goes on."""

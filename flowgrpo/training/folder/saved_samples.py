@@ -24,6 +24,9 @@ def save_samples(
     lines: list[dict[str, Any]] = []
     if batch is not None:
         records = sample_records(batch.rows, batch.experience, batch.scores, numbers)
+        for record, owner in zip(records, batch.experience.prompt_of_sample, strict=True):
+            if pictures := run.prompt_pictures.of(batch.rows[owner]):
+                record["pictures"] = pictures
         lines = run.write_samples(phase, iteration, batch.experience.samples, records, numbers)
         if accelerator.is_main_process:
             track_samples(accelerator.trackers, phase, iteration, batch.experience.samples, records)

@@ -53,20 +53,36 @@ def take_pictures(data: Data, recipe: Recipe, call: Mapping[str, Any], parameter
         )
 
 
-def illustrated(rows: list[PromptRow], source: str, call: Mapping[str, Any], parameters: Parameters) -> list[PromptRow]:
+def illustrated(
+    rows: list[PromptRow], source: str | None, call: Mapping[str, Any], parameters: Parameters
+) -> list[PromptRow]:
     """The prompts of a file with their pictures, if the pipeline's call takes any.
 
+    Args:
+        rows: the prompts.
+        source: their file; None for prompts of a command line, which have their pictures already.
+        call: arguments for all prompts.
+        parameters: of the pipeline's call.
+
     Raises:
-        ValueError: a picture is missing or cannot be read, or the pipeline needs a picture and there is none.
+        ValueError: a picture is missing or cannot be read, the pipeline needs a picture and there is none, or it takes
+            no picture and the command line names one.
     """
     if IMAGE not in parameters:
+        if source is None and any(row.pictures for row in rows):
+            raise ValueError("the pipeline takes no picture; leave out --image")
         return rows
-    found = with_pictures(rows, source)
+    found = rows if source is None else with_pictures(rows, source)
     needed = parameters[IMAGE].default is inspect.Parameter.empty and IMAGE not in call
     if needed and not all(row.pictures for row in found):
+        how = (
+            "and none is given; name one with --image"
+            if source is None
+            else f"and {source} names none; give the file a column `{IMAGE}` with paths of pictures"
+        )
         raise ValueError(
-            f"the pipeline needs a picture for each prompt, and {source} names none; give the file a column `{IMAGE}` "
-            f"with paths of pictures, or set model.call.{IMAGE} to one picture for all prompts"
+            f"the pipeline needs a picture for each prompt, {how}, or set model.call.{IMAGE} to one picture for all "
+            "prompts"
         )
     return found
 
