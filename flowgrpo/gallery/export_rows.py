@@ -123,7 +123,7 @@ def samples_at(run: Run, iteration: int) -> dict[Hashable, Sample]:
     counts = Counter[Hashable]()
     for pair in run.pairs:
         if pair.phase == "eval":
-            own = (pair.first.prompt, pair.first.pictures, pair.first.seed)
+            own = (pair.first.asked_anywhere, pair.first.seed)
             if iteration in pair.shots:
                 found[own, counts[own]] = pair.shots[iteration]
             counts[own] += 1

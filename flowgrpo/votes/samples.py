@@ -48,6 +48,11 @@ class Sample:
         """What names the prompt within its run: prompts with other pictures may have the same words."""
         return self.prompt_id, self.prompt
 
+    @property
+    def asked_anywhere(self) -> tuple[str, tuple[str, ...]]:
+        """What names the prompt among several runs, whose prompt files may number it differently."""
+        return self.prompt, self.pictures
+
 
 @dataclass(frozen=True)
 class SamplePair:

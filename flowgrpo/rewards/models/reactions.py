@@ -100,15 +100,10 @@ class Reactions(LearnedTaste):
         known, scales = scaled([kind - kind.mean(0) for kind in kinds])
         known = np.column_stack([known, np.full(len(seen), CONSTANT)])
         loved = np.array([float(one.loved) for one in seen])
-        units = np.unique([repr(_prompt(one)) for one in seen], return_inverse=True)[1]
+        units = np.unique([repr(one.sample.asked_anywhere) for one in seen], return_inverse=True)[1]
         rows = Pairs(known, loved, 1 - loved, np.zeros(len(seen)), units)
         self._constant = CONSTANT * float(self.fit_head(rows, kinds, scales, ranked_right).item())
         self.report = self.held_out.words("favourites and others of their prompts in the right order")
-
-
-def _prompt(reaction: Reaction) -> tuple[str, tuple[str, ...]]:
-    """What names a prompt among the prompts of several runs."""
-    return reaction.sample.prompt, reaction.sample.pictures
 
 
 def file_of(reaction: Reaction) -> Path:
@@ -132,7 +127,8 @@ def check_enough(seen: Sequence[Reaction], least: int) -> None:
         ValueError: there are too few favourites, too few other pictures, or too few prompts that have both.
     """
     loved = sum(one.loved for one in seen)
-    both = {_prompt(one) for one in seen if one.loved} & {_prompt(one) for one in seen if not one.loved}
+    liked, others = ({one.sample.asked_anywhere for one in seen if one.loved == kind} for kind in (True, False))
+    both = liked & others
     if min(loved, len(seen) - loved) < least or len(both) < LEAST_PROMPTS:
         raise ValueError(
             f"reactions: the marks have {loved} favourites and {len(seen) - loved} other pictures beside them, and "
