@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-WITHOUT_PICTURES = ("past_groups", "teacher")
-"""Extensions that have prompts as words alone."""
-
 
 def pictures_are_shown(recipe: Any, section: Any) -> list[str]:
-    """Faults of a recipe of text with `model.pictures`: parts that keep or ask prompts have no pictures for them.
+    """Faults of a recipe of text with `model.pictures`: engines and settings that have no pictures for them.
 
     Args:
         recipe: of text.
@@ -25,9 +22,4 @@ def pictures_are_shown(recipe: Any, section: Any) -> list[str]:
             f"model.pictures is true, and generation.engine {recipe.generation.engine} gets prompts without pictures; "
             "use engine transformers"
         )
-    faults += [
-        f"model.pictures is true, and extension {choice.name} keeps or asks prompts without pictures; leave it out"
-        for choice in recipe.extensions
-        if choice.name in WITHOUT_PICTURES
-    ]
     return faults

@@ -21,6 +21,7 @@ from ..weights.trained import ADAPTER, TrainedWeights
 from .chat_templates import conversation, template_ids, turn_end, uses_template, without_template
 from .key_value_cache import cache_of, has_states, select_rows
 from .model_folder import check_language_folder, check_sight_of, load_processor, load_whole
+from .picture_marks import MARK, without_marks
 from .pictured import PicturedIds, Shown, pictured_ids
 from .positions import room_of
 from .prompt_batch import PromptBatch
@@ -114,7 +115,8 @@ class LanguageModel:
 
         For such a token a model would look for a picture.
         """
-        if self.processor is None:
+        # A plan counts tokens without a model.
+        if self.processor is None or self.model is None:
             return ()
         # Older versions of transformers have other names for some models.
         names = [f"{what}_token_{name}" for what in ("image", "video", "audio") for name in ("id", "index")]
@@ -129,16 +131,32 @@ class LanguageModel:
             logits[..., token] = -torch.inf
         return logits
 
+    def words(self, text: str) -> str:
+        """A text that is put into a prompt or a completion: nothing in it stands for a picture, see `without_marks`."""
+        return text if self.processor is None else without_marks(text, self._signs)
+
+    @cached_property
+    def _signs(self) -> list[str]:
+        """The texts of the tokens of `unsaid`."""
+        return [str(self.tokenizer.convert_ids_to_tokens(token)) for token in self.unsaid]
+
     def encode(
         self,
         prompt: str,
         messages: Sequence[Mapping[str, str]] | None = None,
         pictures: Shown | Sequence[Shown] | None = None,
     ) -> list[int]:
-        """Token ids of a prompt, or of a conversation so far, see `template_ids`; with pictures, see `pictured_ids`."""
+        """Token ids of a prompt, or of a conversation so far, see `template_ids`; with pictures, see `pictured_ids`.
+
+        Raises:
+            ValueError: a prompt with pictures has the text of a token that stands for one.
+        """
         if pictures is not None and self.processor is not None:
             shown = pictures if isinstance(pictures, Sequence) else [pictures]
             talk = conversation(prompt, messages, self.system)
+            signs = [sign for sign in self._signs if sign != MARK and any(sign in one["content"] for one in talk)]
+            if signs:
+                raise ValueError(f"a prompt has {signs[0]} in its words; write {MARK} for the place of a picture")
             return pictured_ids(self.processor, self.model, talk, shown, self.chat_template_kwargs)
         if self.chat:
             return template_ids(self.tokenizer, prompt, messages, self.system, self.chat_template_kwargs)

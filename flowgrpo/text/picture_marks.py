@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 MARK = "<image>"
@@ -27,3 +28,14 @@ def marked(texts: Sequence[str], pictures: int) -> bool:
             "once for each picture, or nowhere"
         )
     return marks > 0
+
+
+def without_marks(text: str, others: Sequence[str] = ()) -> str:
+    """A text in which nothing stands for a picture: the letters of a mark stay, without its brackets.
+
+    Args:
+        text: what a model or a tool wrote, or a column of a prompt file.
+        others: texts that stand for pictures beside `MARK` and `PART`, such as special tokens.
+    """
+    found = "|".join(map(re.escape, sorted((MARK, PART, *others), key=len, reverse=True)))
+    return re.sub(found, lambda match: re.sub(r"\W", "", match[0]), text)

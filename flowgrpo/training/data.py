@@ -15,6 +15,7 @@ from ..configs.layers import prompt_file_note
 from ..configs.prompt_source import HUB, PromptSource, prompt_source
 from ..configs.sections import PROMPT, WORLDS
 from ..pipelines.pictures import Picture
+from ..text.picture_marks import without_marks
 from .prompts.data_sets import OpenedSet, open_folder
 from .prompts.hub_sets import open_hub
 from .prompts.prompt_files import file_entries
@@ -175,9 +176,25 @@ def _pictured(row: PromptRow, given: Path | list[Path]) -> PromptRow:
     return replace(row.with_columns({IMAGE: str(given)}), pictures=found[0])
 
 
-def templated(row: PromptRow, template: str) -> PromptRow:
-    """A prompt within a template; in a conversation, the message that is answered is put into the template."""
-    return worded(row, template.replace(PROMPT, row.text))
+def templated(row: PromptRow, template: str, **fields: str) -> PromptRow:
+    """A prompt within a template; in a conversation, the message that is answered is put into the template.
+
+    Args:
+        row: the prompt. If it shows pictures, they are where the template has the prompt for the first time.
+        template: a text with `{prompt}`.
+        fields: further fields of the template, and their texts.
+    """
+    later, times = row.text if row.pictures is None else without_marks(row.text), 0
+
+    def value(match: re.Match[str]) -> str:
+        nonlocal times
+        if match[0] != PROMPT:
+            return fields[match[1]]
+        times += 1
+        return row.text if times == 1 else later
+
+    # One pass, so braces in the texts themselves stay as they are.
+    return worded(row, re.sub(rf"\{{({'|'.join([PROMPT[1:-1], *fields])})\}}", value, template))
 
 
 def worded(row: PromptRow, text: str) -> PromptRow:

@@ -118,14 +118,68 @@ def test_forms_see_the_pictures_too(words: list[str], tmp_path: Path, more: list
     assert record["sampler_gap"] < 1e-4
 
 
+PAST = ["extensions=[{name: past_groups, share: 1.0}]", "objective.correction=truncate"]
+
+
 @pytest.mark.slow
-def test_a_run_goes_on_to_the_last_bit(words: list[str], tmp_path: Path, command: Command) -> None:
-    whole = trained(tmp_path / "whole", *words)
-    trained(tmp_path / "part", *words, "run.iterations=1")
+@pytest.mark.parametrize("more", [[], PAST], ids=["plain", "past_groups"])
+def test_a_run_goes_on_to_the_last_bit(words: list[str], tmp_path: Path, command: Command, more: list[str]) -> None:
+    whole = trained(tmp_path / "whole", *words, *more)
+    trained(tmp_path / "part", *words, *more, "run.iterations=1")
     assert command("resume", str(tmp_path / "part"), "run.iterations=2")[0] == 0
     assert numbers(tmp_path / "part") == whole
     scores = [line for line in whole if "eval/answer" in line]
     assert len(scores) == 3
+    assert not more or [line.get("past_groups") for line in whole][:2] == [0.0, 4.0]
+
+
+@pytest.mark.slow
+def test_past_groups_come_back_with_their_pictures(words: list[str], tmp_path: Path) -> None:
+    recipe = load_recipe("text", [*words, *PAST])
+    trainer = Session(recipe, RunFolder.create(tmp_path / "run", "")).trainer(Silent())
+    _, first = trainer.collect(0)
+    trainer.iterate(0)
+    found = trainer.extensions.samples_scored(trainer.collector.sample(1))
+    assert len(found.rows) == 8
+    back = {row.id: ids for row, ids in zip(found.rows[4:], found.experience.prompts[4:])}
+    assert all(isinstance(ids, PicturedIds) for ids in back.values())
+    assert sorted(map(list, back.values())) == sorted(map(list, first.prompts))
+
+
+@pytest.mark.slow
+def test_a_teacher_sees_the_pictures_once(words: list[str], data: Path, tmp_path: Path) -> None:
+    lines = [{"prompt": f"{k} <image>=", "answer": "a", "image": str(data / f"{k}.png")} for k in range(4)]
+    (tmp_path / "marked.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    recipe = load_recipe("text", [
+        *words, f"data.train={tmp_path}/marked.jsonl", "rewards=[{name: digit_share}]", "objective=distilled",
+        "extensions=[{name: teacher, template: '{prompt}{solution} {prompt}', success: -1.0, failed: false}]",
+    ])  # fmt: skip
+    trainer = Session(recipe, RunFolder.create(tmp_path / "run", "")).trainer(Silent())
+    record = trainer.iterate(0)
+    assert record["ratio/first_error"] == 0.0
+    assert record["taught"] == 1.0
+    assert record["distillation"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sign", ["<image>", "<|image_pad|>", "<|video_pad|>", "\ufffc"])
+def test_words_of_a_column_stand_for_no_picture(words: list[str], data: Path, tmp_path: Path, sign: str) -> None:
+    lines = [{"prompt": f"<image> {k}=", "answer": f"see {sign} a", "image": str(data / f"{k}.png")} for k in range(4)]
+    (tmp_path / "signs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    more = [f"data.train={tmp_path}/signs.jsonl", *FORMS["hints"]]
+    trainer = Session(load_recipe("text", [*words, *more]), RunFolder.create(tmp_path / "run", "")).trainer(Silent())
+    assert trainer.iterate(0)["ratio/first_error"] == 0.0
+    assert isinstance(trainer.task, TextTask)
+    language = trainer.task.policy.language
+    assert not set(language.tokenizer.encode(language.words(f"see {sign} a"))) & set(language.unsaid)
+
+
+def test_the_sign_of_a_picture_in_a_prompt_is_told(words: list[str], data: Path, tmp_path: Path) -> None:
+    line = {"prompt": "<|image_pad|>=", "answer": "a", "image": str(data / "0.png")}
+    (tmp_path / "sign.jsonl").write_text(4 * (json.dumps(line) + "\n"))
+    recipe = load_recipe("text", [*words, f"data.train={tmp_path}/sign.jsonl"])
+    with pytest.raises(ValueError, match=r"prompt 1: a prompt has <\|image_pad\|> in its words; write <image> for the"):
+        Session(recipe, RunFolder.create(tmp_path / "run", "")).trainer(Silent())
 
 
 @pytest.mark.slow
@@ -200,7 +254,6 @@ def test_it_learns_what_only_the_pictures_tell(data: Path, tmp_path: Path) -> No
 def test_recipes_that_hide_pictures_are_refused(words: list[str]) -> None:
     for word, message in (
         ("generation.engine=vllm", "generation.engine vllm gets prompts without pictures; use engine transformers"),
-        ("extensions=[past_groups]", "extension past_groups keeps or asks prompts without pictures; leave it out"),
         ("model.chat=false", "model.pictures shows pictures through the chat template, and model.chat is false"),
     ):
         with pytest.raises((RecipeError, ValueError), match=message):

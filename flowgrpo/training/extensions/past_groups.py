@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,8 +13,11 @@ from ...core.addressing import address
 from ...parts.choice import Choice
 from ...parts.needs import Need, alone, needs, one_round
 from ...parts.ranges import Count, Fraction, Given
+from ...pipelines.pictures import Picture
 from ..credit.pooling import Batch
 from ..data import PromptRow
+from ..distributed.processes import Processes
+from ..reporting.clock import Clock
 from ..text.kept import Packed, joined, packed
 from .extension import Extension
 from .rules import once
@@ -58,6 +62,11 @@ class PastGroups(Extension):
         self.past: dict[int, list[Packed]] = {}
         self._mixed = 0
 
+    def begin(self, task: Any, processes: Processes, clock: Clock) -> None:
+        """Take the policy, which reads the pictures of past prompts again."""
+        super().begin(task, processes, clock)
+        self._task = task
+
     def samples_scored(self, batch: Batch) -> Batch:
         """Add past groups, and remember the new ones."""
         past = [group for groups in self.past.values() for group in groups]
@@ -72,7 +81,28 @@ class PastGroups(Extension):
         self.past[self.iteration] = fresh
         # Each process adds the groups of its own places, so no group comes back twice.
         mine = [group for group in drawn if group["place"] in batch.places]
-        return _joined(batch, mine, self._prompts) if mine else batch
+        return self._joined(batch, mine) if mine else batch
+
+    def _joined(self, batch: Batch, past: Sequence[Packed]) -> Batch:
+        """A batch with past groups at its end. Their places are above all others, and differ by iteration."""
+        e, rows = batch.experience, [(k, group) for k, group in enumerate(past) for _ in group["text"]]
+        asked = [_row(group) for group in past]
+        experience, scores = joined(
+            e, batch.scores, past,
+            prompts=[*e.prompts, *(self._ids(row, group) for row, group in zip(asked, past))],
+            prompt_of_sample=[*e.prompt_of_sample, *(len(e.prompts) + k for k, _ in rows)],
+            told=[{} for _ in e.samples] + [{"sampled_at": group["iteration"]} for _, group in rows],
+        )  # fmt: skip
+        return replace(
+            batch, experience=experience, scores=scores, rows=[*batch.rows, *asked],
+            places=[*batch.places, *(self._prompts * (group["iteration"] + 1) + group["place"] for group in past)],
+        )  # fmt: skip
+
+    def _ids(self, row: PromptRow, group: Packed) -> list[int]:
+        if row.pictures is None:
+            return list(group["prompt"])
+        found: list[int] = self._task.policy.language.encode(row.text, row.messages, row.pictures)
+        return found
 
     def record(self) -> dict[str, float]:
         """How many groups came back."""
@@ -84,21 +114,16 @@ def _groups(batch: Batch, iteration: int) -> list[Packed]:
     e, found = batch.experience, []
     for p, (place, row) in enumerate(zip(batch.places, batch.rows)):
         rows = [k for k, owner in enumerate(e.prompt_of_sample) if owner == p]
-        about = {"row": [row.id, row.text, dict(row.columns), row.messages], "prompt": e.prompts[p]}
+        about: Packed = {"row": [row.id, row.text, dict(row.columns), row.messages], "prompt": list(e.prompts[p])}
+        if row.pictures is not None:
+            shown = [row.pictures] if isinstance(row.pictures, Picture) else row.pictures
+            # A checkpoint has the paths. Pictures are read again when they come back.
+            about |= {"pictures": [str(one.path) for one in shown], "read_from": row.place}
         found.append({"place": place, "iteration": iteration, **about, **packed(e, batch.scores, rows)})
     return found
 
 
-def _joined(batch: Batch, past: Sequence[Packed], prompts: int) -> Batch:
-    """A batch with past groups at its end. Their places are above all others, and differ by iteration."""
-    e, rows = batch.experience, [(k, group) for k, group in enumerate(past) for _ in group["text"]]
-    experience, scores = joined(
-        e, batch.scores, past, prompts=[*e.prompts, *(group["prompt"] for group in past)],
-        prompt_of_sample=[*e.prompt_of_sample, *(len(e.prompts) + k for k, _ in rows)],
-        told=[{} for _ in e.samples] + [{"sampled_at": group["iteration"]} for _, group in rows],
-    )  # fmt: skip
-    return replace(
-        batch, experience=experience, scores=scores,
-        rows=[*batch.rows, *(PromptRow(*group["row"]) for group in past)],
-        places=[*batch.places, *(prompts * (group["iteration"] + 1) + group["place"] for group in past)],
-    )  # fmt: skip
+def _row(group: Packed) -> PromptRow:
+    shown = tuple(Picture(Path(path), group["read_from"]) for path in group.get("pictures", ()))
+    number, text, columns, messages = group["row"]
+    return PromptRow(number, text, columns, messages, shown or None)

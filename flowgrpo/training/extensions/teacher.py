@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -11,14 +10,11 @@ from ...parts.needs import Need, needs, one_round
 from ...parts.traits import offers
 from ..credit.combining import total_reward
 from ..credit.pooling import Batch
-from ..data import PromptRow, worded
+from ..data import PromptRow, templated
 from ..distributed.processes import Processes
 from ..reporting.clock import Clock
 from .measured import MeasuredSamples
 from .rules import once
-
-WORDS = ("prompt", "solution", "feedback")
-"""What a template may hold, in braces."""
 
 
 def _knows_more(recipe: Any, choice: Choice) -> list[str]:
@@ -78,12 +74,9 @@ class Teacher(MeasuredSamples):
 
     def _context(self, row: PromptRow, solution: str, feedback: str) -> list[int] | None:
         """Ids of what the teacher sees; None if the template has nothing for a completion."""
-        words = dict(zip(WORDS, (row.text, solution, feedback)))
-        asked = re.findall(r"\{(solution|feedback)\}", self.template)
-        if not any(words[name] for name in asked):
+        words = {"solution": self.language.words(solution), "feedback": self.language.words(feedback)}
+        if not any(words[name] for name in words if f"{{{name}}}" in self.template):
             return None
-        # One pass, so braces in the texts themselves stay as they are.
-        text = re.sub(r"\{(prompt|solution|feedback)\}", lambda found: words[found[1]], self.template)
-        known = worded(row, text)
-        found: list[int] = self.language.encode(known.text, known.messages)
+        known = templated(row, self.template, **words)
+        found: list[int] = self.language.encode(known.text, known.messages, known.pictures)
         return found

@@ -115,7 +115,8 @@ class Writer:
 
     def ids(self, text: str) -> list[int]:
         """Ids of a text in the middle of a completion, without special tokens."""
-        found: list[int] = self.policy.language.tokenizer.encode(text, add_special_tokens=False)
+        language = self.policy.language
+        found: list[int] = language.tokenizer.encode(language.words(text), add_special_tokens=False)
         return found
 
     def text(self, attempt: Attempt) -> str:

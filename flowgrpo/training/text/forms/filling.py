@@ -64,7 +64,7 @@ def filled(writer: Writer, prompt: int, template: str, **fields: str) -> str:
     Raises:
         ValueError: the template has a field that is neither among `fields` nor a column.
     """
-    row = writer.rows[prompt]
+    row, words = writer.rows[prompt], writer.policy.language.words
 
     def value(match: re.Match[str]) -> str:
         name = match[1]
@@ -73,7 +73,7 @@ def filled(writer: Writer, prompt: int, template: str, **fields: str) -> str:
         if name not in fields and row.columns.get(name) is None:
             known = ", ".join([*fields, "prompt", *row.columns])
             raise ValueError(f"{row.place}: a template of rollout.form asks for {match[0]}; there are {known}")
-        return fields[name] if name in fields else str(row.columns[name])
+        return words(fields[name] if name in fields else str(row.columns[name]))
 
     return _FIELD.sub(value, template)
 
