@@ -56,6 +56,7 @@ def plan(
     from ..configs.layers import machine_of
     from ..configs.load import dump_recipe, load_recipe
     from ..configs.schema import MaskedRecipe, TextRecipe
+    from ..training.recipe_launches import check_ranks, check_shards
 
     source, overrides = split(words)
     output_file(svg, ".svg")
@@ -74,6 +75,9 @@ def plan(
     if as_yaml:
         return say(dump_recipe(recipe).rstrip("\n"))
     checked = _checked(recipe, source)
+    # The estimate has words of its own for too few prompts.
+    if gpus is not None and gpus <= recipe.rollout.prompts:
+        check_ranks(recipe, gpus)
     seen = _prompts_seen(against)
     if isinstance(recipe, TextRecipe | MaskedRecipe):
         timed = {name: of_card[name] for name in ("--sharding", "--utilisation")}
@@ -94,9 +98,11 @@ def plan(
     _print_sizes(checked)
     if draw or svg is not None:
         _draw_tree(recipe, iteration, draw, svg)
-    machine = machine_of(source)
     if gpu is not None or gpus is not None or sharding is not None or recipe.model.path != "scenes":
+        machine = machine_of(source)
         card, count = gpu or machine.get("gpu", "h100"), gpus or machine.get("gpus", 1)
+        if sharding == "fsdp2" and count > 1 and recipe.model.train == "full":
+            check_shards(recipe)
         _print_estimate(_of_largest(recipe, checked), card, count, utilisation, machine.get("prompts"), sharding)
     _print_findings(checked, seen)
 
@@ -153,6 +159,7 @@ def _print_findings(checked: Checked, seen: tuple[str, list[PromptRow]] | None) 
 
 
 def _print_counts(recipe: Recipe | MaskedRecipe) -> None:
+    from ..parts.traits import trained
     from ..training.planning import budget_line, clip_bounds, ends_early, forecast, nfe_of, search_line
 
     expected, noun = forecast(recipe), "completion" if recipe.task == "masked" else "image"
@@ -179,6 +186,8 @@ def _print_counts(recipe: Recipe | MaskedRecipe) -> None:
         f"evaluations of the {what} (NFE of the old policy, of θ): ({nfe.old:.3g}, {nfe.theta:.3g}), "
         f"with shared states ({nfe.old_shared:.3g}, {nfe.theta_shared:.3g})"
     )
+    if recipe.select and trained(recipe) != "images":
+        say("trained edges and states are the most: select leaves samples out of the update")
     if ends_early(recipe):
         say("these are the most: a completion that is finished before its last step is not evaluated again")
     if (line := search_line(recipe)) is not None:

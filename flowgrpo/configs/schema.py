@@ -115,6 +115,11 @@ class SamplerConfig(Section):
             raise ValueError("sigmas is a whole table of noise levels, and shift makes one; leave one of them out")
         return self
 
+    @property
+    def rollout_steps(self) -> int:
+        """Number of denoising steps of a rollout: the steps of `sigmas`, or else `steps`."""
+        return len(self.sigmas) - 1 if self.sigmas else self.steps
+
 
 def _critic_is_asked(recipe: Any, critic: CriticConfig) -> list[str]:
     if asking(recipe, "critic"):

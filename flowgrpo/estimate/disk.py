@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 from ..configs.schema import Recipe
+from ..training.model_paths import model_folder
 from .memory import averages_of
 from .models import Model
 
@@ -27,5 +29,14 @@ def on_disk(recipe: Recipe, model: Model, heldout: int) -> dict[str, int]:
     most = checkpoint * min(written, settings.keep + 1)
     trained = model.denoiser if full else 4 * model.trained
     best = 2 * trained if heldout and recipe.evaluate.results == "best" else 0
-    result = model.denoiser + model.vae + model.encoders if full else trained
+    result = model.denoiser + _copied(recipe, model) if full else trained
     return {"checkpoints": most, "best": best, "pipeline" if full else "lora": result}
+
+
+def _copied(recipe: Recipe, model: Model) -> int:
+    """Bytes of the parts of a pipeline that are not trained: they are copied in the dtype of their files."""
+    folder = Path(model_folder(recipe.model.path))
+    if not folder.is_dir():
+        return model.vae + model.encoders
+    parts = [path for path in folder.iterdir() if "transformer" not in path.name and not path.name.startswith("unet")]
+    return sum(file.stat().st_size for part in parts for file in part.rglob("*") if file.is_file())

@@ -12,7 +12,7 @@ from ..configs.schema import Recipe
 from ..parts.traits import saying
 from ..training.data import read_prompts
 from ..training.distributed.processes import Processes
-from ..training.planning import Forecast, forecast, nfe_of, search_passes
+from ..training.planning import Forecast, forecast, nfe_of, search_passes, steps_of
 from ..training.prompt_embeddings import kept_prompts, met_at_most
 from . import UTILISATION
 from .disk import on_disk
@@ -150,7 +150,7 @@ def estimate(
     cached = _cached_prompts(recipe, train, heldout, gpus) * model.prompt_bytes
     stays = resting(recipe, model, expected, share, shares) | {"prompt embeddings": cached}
     waits = {name: stays.pop(name) for name in waiting(recipe)}
-    steps = recipe.evaluate.steps or recipe.sampler.steps
+    steps = steps_of(recipe, evaluation=True)
     image = steps * model.branches * model.evaluation.forward + model.decode_flops
     settings = recipe.evaluate
     few = min(settings.quick.prompts, heldout) if settings.quick else 0

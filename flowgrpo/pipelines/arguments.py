@@ -22,6 +22,8 @@ _MENDS = {
     "generator": "set run.seed",
 }
 _PLAIN = (int, float, bool, str)
+TEXT = re.compile(r"(negative_)?prompt(_\d+)?")
+"""Names of arguments that have a text for each prompt."""
 
 Parameters = Mapping[str, inspect.Parameter]
 
@@ -60,6 +62,8 @@ def argument_faults(parameters: Parameters, call: Mapping[str, Any], place: str,
             yield f"{place}{name}: {owner} has no argument {name!r}{did_you_mean(parameters, name)}"
         elif name in parameters and (fault := _value_fault(parameters[name], value)):
             yield f"{place}{name} is {fault}"
+        elif TEXT.fullmatch(name) and isinstance(value, list):
+            yield f"{place}{name} is a list, and it is the text of every prompt; give one text"
 
 
 def _value_fault(parameter: inspect.Parameter, value: Any) -> str | None:

@@ -134,13 +134,15 @@ def _pictorial(value: Any) -> bool:
 
 
 def _steady(output: Any) -> Any:
-    """Change a posterior so that sampling without a generator gives the same sample each time."""
+    """Change a posterior so that sampling without a generator gives the same sample each time, wherever a row is."""
     posterior: Any = getattr(output, "latent_dist", None)
     if hasattr(posterior, "sample"):
         sample = posterior.sample
 
         def steady(generator: Any = None) -> Any:
-            return sample(generator=torch.Generator().manual_seed(_SEED) if generator is None else generator)
+            # One generator for all rows would give equal pictures other samples at other places of a batch.
+            own = [torch.Generator().manual_seed(_SEED) for _ in range(len(posterior.mean))]
+            return sample(generator=own if generator is None else generator)
 
         posterior.sample = steady
     return output

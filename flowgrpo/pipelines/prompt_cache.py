@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -14,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .arguments import TEXT
 from .capture import ConditionedPrompt, PipelineCall, stopping_at_denoiser
 from .encodings import fingerprint
 from .joining import Layout, joined, layout_of
 from .placement import offload_of
 from .recorder import Recorder
 
-_TEXT = re.compile(r"(negative_)?prompt(_\d+)?")
 # Some classes take one prompt at a time. This argument has all texts of the prompt, the negative text first; the texts
 # are cached together.
 _LIST = "prompts"
@@ -47,7 +46,8 @@ class PromptCache:
     Prompts are encoded one at a time, without gradient, so an embedding never depends on its neighbours. Batches are
     joined from the entries and padded with zeros. To find out which outputs are batched, and along which dimension, a
     batch of two is encoded once for each set of other arguments. Pictures that go into `encode_prompt` are
-    distinguished by their content.
+    distinguished by their content. A class whose denoiser reads the tokens of prompts itself, such as OmniGen, has no
+    `encode_prompt`, and nothing of it is cached.
 
     Args:
         pipe: the pipeline. `pipe.encode_prompt` is replaced on this instance.
@@ -59,7 +59,7 @@ class PromptCache:
         spare: bytes; more than `most` entries are kept while all entries together need no more than this.
 
     Raises:
-        ValueError: if the pipeline has no `encode_prompt`, or already has a cache.
+        ValueError: if the pipeline already has a cache.
     """
 
     def __init__(
@@ -70,8 +70,6 @@ class PromptCache:
         most: int | None = None,
         spare: int = 0,
     ) -> None:
-        if not hasattr(pipe, "encode_prompt"):
-            raise ValueError(f"{type(pipe).__name__} has no encode_prompt; its prompts cannot be cached")
         if "encode_prompt" in pipe.__dict__:
             raise ValueError(
                 f"the encode_prompt of this {type(pipe).__name__} is already replaced by a cache; close that cache "
@@ -83,12 +81,15 @@ class PromptCache:
         self._bytes = 0
         self._latest: tuple[Any, Any] | None = None
         self._caller = PipelineCall(pipe, call or {})
-        self._encode_prompt = offload_of(pipe).around("text_encoders", pipe.encode_prompt)
-        self._signature = inspect.signature(pipe.encode_prompt)
         self._entries: dict[Any, Any] = {}
         self._layouts: dict[Any, Layout] = {}
         self._texts: dict[Any, str] = {}
         self._released: dict[str, tuple[nn.Module | None, torch.device]] = {}
+        self._encodes = hasattr(pipe, "encode_prompt")
+        if not self._encodes:
+            return
+        self._encode_prompt = offload_of(pipe).around("text_encoders", pipe.encode_prompt)
+        self._signature = inspect.signature(pipe.encode_prompt)
 
         def encode_prompt(*args: Any, **kwargs: Any) -> Any:
             return self._answer(args, kwargs)
@@ -114,8 +115,9 @@ class PromptCache:
             mark = (str(prompt), prompt.mark if isinstance(prompt, ConditionedPrompt) else None)
             if mark in self._texts:
                 continue
-            self._run(prompt)
-            if not self._entries:
+            if self._encodes:
+                self._run(prompt)
+            if self._encodes and not self._entries:
                 raise ValueError(
                     f"{type(self.pipe).__name__} does not call encode_prompt; its prompts cannot be cached"
                 )
@@ -141,8 +143,13 @@ class PromptCache:
         """A prompt's embeddings as one float32 vector: the mean of each embedding over its tokens, concatenated.
 
         Raises:
-            ValueError: as in `encode`.
+            ValueError: as in `encode`, or the pipeline has no `encode_prompt`.
         """
+        if not self._encodes:
+            raise ValueError(
+                f"{type(self.pipe).__name__} has no encode_prompt, so there are no embeddings of prompts for a critic; "
+                "use a recipe without a critic"
+            )
         self.encode([prompt])
         texts = {_prompt_of(dict(row)): entry for (_, row), entry in reversed(self._entries.items())}
         # Some classes put words of their own before a prompt; then this is the shortest text that ends with the prompt.
@@ -208,7 +215,7 @@ class PromptCache:
             if name.endswith("_per_prompt") and value not in (None, 1):
                 raise ValueError(f"{name} is {value}; with a PromptCache it must be 1: repeat the prompt instead")
         ours = self._caller.adapter.rows
-        texts = {name: value for name, value in arguments.items() if _TEXT.fullmatch(name) and value is not None}
+        texts = {name: value for name, value in arguments.items() if TEXT.fullmatch(name) and value is not None}
         texts |= {name: arguments[name] for name in ours if isinstance(arguments.get(name), list)}
         if listed:
             texts = {_LIST: [tuple(arguments[_LIST])]}

@@ -25,6 +25,7 @@ from .model_paths import (
     RECOMMENDED,
     call_arguments,
     check_folder,
+    check_template,
     language_folder,
     masked_folder,
     model_folder,
@@ -43,6 +44,7 @@ from .recipe_prompts import (
     shows_pictures,
     sound_prompts,
 )
+from .recipe_rounds import is_uneven, refuse_comparisons
 from .text.answer_objective import tried
 from .text.forms import FORMS
 from .text.forms.filling import missing_columns
@@ -164,6 +166,8 @@ def _model(found: Checked) -> None:
         return
     if isinstance(recipe, Recipe):
         _call(found, recipe)
+    elif recipe.model.chat or recipe.model.system is not None or recipe.model.chat_template_kwargs:
+        found.attempt("model.chat", check_template, recipe.model, found.folder)
     if isinstance(recipe, MaskedRecipe):
         model, kind = recipe.model, found.attempt("model.path", type_of, found.folder)
         found.attempt("model.block", check_block, path, kind, model.block, model.attention)
@@ -289,6 +293,8 @@ def _rewards(found: Checked) -> None:
             columns = column_names(rows, given)
             for reward in made:
                 found.attempt(key, _check_reward, found, reward, columns, str(source))
+        if key == "rewards" and is_uneven(recipe):
+            found.attempt(key, refuse_comparisons, made)
     trained, scored = outlines
     if None not in (*trained, *scored):
         found.attempt("extensions", _extensions, recipe, trained, scored)

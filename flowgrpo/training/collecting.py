@@ -31,9 +31,10 @@ from .credit.pooling import Batch, asked
 from .data import Data, PromptRow, templated
 from .distributed.processes import Processes
 from .extensions.extension import Extensions
+from .recipe_rounds import is_uneven, refuse_comparisons
 from .reporting.clock import Clock
 from .tasks import Collected, Task
-from .uneven_groups import collect_rounds, refuse_comparisons
+from .uneven_groups import collect_rounds
 
 
 def runs_elsewhere(reward: Reward, device: torch.device) -> bool:
@@ -183,9 +184,9 @@ class Collector:
         self.extensions, self.processes, self.clock, self.lagging = extensions, processes, clock, lagging
         self.places = processes.share(recipe.rollout.prompts)
         self.cuts = processes.cuts(recipe.rollout.prompts, recipe.optimizer.updates)
-        self.uneven = recipe.rollout.budget is not None or bool(recipe.data.templates)
+        self.uneven = is_uneven(recipe)
         if self.uneven:
-            refuse_comparisons(rewards)
+            refuse_comparisons(rewards.rewards)
 
     def rows(self, iteration: int) -> list[PromptRow]:
         """This process's share of the prompts of an iteration."""

@@ -106,6 +106,20 @@ def check_folder(path: str, task: str, pictures: bool = False) -> type | None:
     return None
 
 
+def check_template(model: LanguageModelConfig | MaskedModelConfig, folder: str) -> None:
+    """Check that the tokenizer in a folder has the chat template that a recipe asks for.
+
+    Raises:
+        ValueError: it has none, or the template does not read a variable of the recipe.
+    """
+    from transformers import AutoTokenizer
+
+    from ..text.chat_templates import uses_template
+
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    uses_template(tokenizer, model.path, model.chat, model.system, model.chat_template_kwargs)
+
+
 def loading_options(model: Any) -> dict[str, Any]:
     """The arguments with which the language model of a recipe is loaded.
 

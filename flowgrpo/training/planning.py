@@ -56,8 +56,7 @@ def steps_of(recipe: Planned, evaluation: bool = False) -> int:
     """Number of denoising steps of a rollout, or of an evaluation."""
     if isinstance(recipe, MaskedRecipe):
         return recipe.evaluate.steps or recipe.sampler.steps if evaluation else recipe.sampler.steps
-    sampler = recipe.sampler
-    steps = len(sampler.sigmas) - 1 if sampler.sigmas else sampler.steps
+    steps = recipe.sampler.rollout_steps
     return recipe.evaluate.steps or steps if evaluation else steps
 
 
@@ -228,7 +227,7 @@ def passes_of(recipe: MaskedRecipe, draw: int = 0) -> Passes:
 def noised_levels(recipe: Recipe) -> tuple[int, int]:
     """At how many noise levels an image is trained by a loss of the forward process, and of how many they are drawn."""
     options = recipe.objective
-    levels = len(levels_to_draw(recipe.sampler.steps, options.get("levels"), options.get("skip") or 0))
+    levels = len(levels_to_draw(steps_of(recipe), options.get("levels"), options.get("skip") or 0))
     return min(options.get("times") or levels, levels), levels
 
 

@@ -26,6 +26,8 @@ def check_plans(recipe: Planned) -> None:
     if isinstance(recipe, Recipe) and recipe.sampler.guide is not None:
         check_guide(plan)
     check_edges(recipe)
+    if isinstance(recipe, Recipe) and (recipe.sampler.sigmas or recipe.sampler.shift is not None):
+        _check_own_table(recipe.model.variant)
     if wanted != "images" and not plan.trained_steps:
         raise ValueError(
             f"sampler.plan {recipe.sampler.plan.name} trains no step, and objective {recipe.objective.name} needs one"
@@ -34,6 +36,17 @@ def check_plans(recipe: Planned) -> None:
         raise ValueError(
             f"sampler.plan {recipe.sampler.plan.name} trains deterministic steps as choices among neighbours; use "
             "objective neighbour, or another plan"
+        )
+
+
+def _check_own_table(variant: str) -> None:
+    # This imports pipelines, which a recipe without levels of its own does not need here.
+    from ..pipelines.callers import OWN_TABLE
+
+    if variant in OWN_TABLE:
+        raise ValueError(
+            f"model.variant {variant} works with the pipeline's own noise levels only; leave sampler.sigmas and "
+            "sampler.shift out, or use variant auto"
         )
 
 

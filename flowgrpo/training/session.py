@@ -48,7 +48,7 @@ from .planning import levels_of, planner, steps_of
 from .prompt_embeddings import SPARE_EMBEDDINGS, kept_prompts, met_prompts
 from .prompts.prompt_rows import Size
 from .recipe_findings import Checked
-from .recipe_plans import check_edges
+from .recipe_launches import check_ranks
 from .recipe_prompts import columns_of_run, with_revisions
 from .reporting.reporter import Reporter
 from .stopping import Stop
@@ -116,7 +116,7 @@ class Session:
             self.rewards.quarantine = self.evaluation.quarantine = run.path / "failed"
         trackers: Any = list(recipe.run.trackers) or None
         self.accelerator = Accelerator(log_with=trackers, project_dir=run.path if run else None)
-        _check_ranks(recipe, self.accelerator.num_processes)
+        check_ranks(recipe, self.accelerator.num_processes)
         if trackers:
             self.accelerator.init_trackers("flowgrpo", config={"recipe": recipe.name})
         device = self.accelerator.device
@@ -349,24 +349,6 @@ def load_masked_task(
     return MaskedTask(recipe, policy)
 
 
-def _check_ranks(recipe: AnyRecipe, ranks: int) -> None:
-    prompts = recipe.rollout.prompts
-    if prompts < ranks:
-        raise ValueError(
-            f"rollout.prompts is {prompts} on {ranks} processes, and one process makes all samples of a prompt; use "
-            f"{ranks} prompts or more, or fewer processes"
-        )
-    if ranks > 1 and (recipe.credit.name == "value" or recipe.credit.get("scale") == "batch"):
-        raise ValueError(
-            "credit value, and turning or minimum with credit.scale batch, compare the steps of all prompts, and these "
-            "steps are on several processes; use one process, or another credit"
-        )
-    if not isinstance(recipe, TextRecipe):
-        check_edges(recipe, ranks)
-    if isinstance(recipe, Recipe) and recipe.critic is not None and ranks > 1:
-        raise ValueError("a critic is trained in one process only; use one process, or a recipe without `critic`")
-
-
 def start(
     recipe: AnyRecipe, folder: Path, made: Callable[[Path], None] | None = None, doing: Doing = silent
 ) -> Session:
@@ -389,8 +371,8 @@ def start(
     try:
         return Session(recipe, run, checked, doing=doing)
     except BaseException:
-        if processes.rank == 0:
-            run.abandon()
+        # A process that fails ends the others at once, so it may be the only one that can remove the folder.
+        run.abandon()
         raise
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..configs.rollouts import BudgetConfig
 from ..core.budgets import GAINS, Gain, allocate
 from ..core.subsets import finished
-from ..rewards.runner import RewardBatch, RewardSet
+from ..rewards.runner import RewardBatch
 from ..rewards.score_batches import join_scores
 from .credit.combining import total_reward
 from .joined_rollouts import JoinedRollouts
@@ -40,16 +40,6 @@ class UnevenGroups(JoinedRollouts):
     def record(self) -> dict[str, float]:
         """Sums or means of the metrics of the rounds, the number of rounds, and the number of samples."""
         return {"rounds": len(self.sizes), "samples": sum(self.sizes), **super().record()}
-
-
-def refuse_comparisons(rewards: RewardSet) -> None:
-    """Raise ValueError for rewards that must see the samples of all rounds at once."""
-    whole = [reward.name for reward in rewards.rewards if reward.whole_group]
-    if whole:
-        raise ValueError(
-            f"with rollout.budget or data.templates, samples are scored round by round, and {', '.join(whole)} "
-            "compares whole groups; leave one of them out"
-        )
 
 
 Sample = Callable[[Sequence[int], Sequence[int]], Collected]

@@ -83,6 +83,8 @@ ADAPTERS: dict[str, Adapter] = {
     "HunyuanVideo15ImageToVideoPipeline": Adapter(
         "the mask of its autoencoder fits one video only, so videos are decoded one by one", prepare=_decode_one_by_one
     ),
+    "OmniGenPipeline": Adapter(_PADDED, together="prompt"),
+    "QwenImage21Pipeline": Adapter(_PADDED, together="prompt"),
     "Kandinsky5T2IPipeline": Adapter(_PADDED, together="prompt"),
     "Kandinsky5T2VPipeline": Adapter(_PADDED, together="prompt"),
     "Kandinsky5I2VPipeline": Adapter(_PADDED, together="prompt"),

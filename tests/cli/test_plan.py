@@ -88,6 +88,10 @@ def test_the_plan_says_what_is_trained(words: tuple[str, ...], said: str):
         (("default",), "at most 4 of 12, each at all 3 noise levels"),
         (("default", "objective.times=2"), "at most 4 of 12, each at 2 of 3 noise levels"),
         (("dgpo",), "all 12, each at 4 of 5 noise levels"),
+        (
+            ("diffusion_nft", "objective.times=null", "sampler.sigmas=[1.0,0.75,0.5,0.25,0.0]"),
+            "all 12, each at all 3 noise levels",
+        ),
         (("default", "optimizer.epochs=2"), "all 12, each at all 3 noise levels"),
     ],
 )
@@ -105,6 +109,12 @@ def test_a_loss_of_images_has_a_line_for_them_and_no_columns_of_trained_steps(wo
         (("text", "--gpu", "h900"), "no figures for the GPU 'h900'; use one of h100"),
         (("text", "--gpus", "33"), "rollout.prompts is 32 on 33 GPUs"),
         (("mixgrpo_flash_guard", "--gpu", "h100", "--utilisation", "1.5"), "use a number in"),
+        (("vgpo", "--gpus", "2"), "compare the steps of all prompts"),
+        (("ac_flow", "--gpus", "2"), "a critic is trained in one process only; use"),
+        (
+            ("default", "--gpus", "2", "--sharding", "fsdp2", "model.compile=true"),
+            "are not compiled; use",
+        ),
         (("mixgrpo_flash_guard", "--sharding", "zero3"), "sharding is 'zero3'; use one of fsdp2, zero2"),
     ],
 )

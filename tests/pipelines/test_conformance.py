@@ -29,7 +29,7 @@ CHECKS = ["probe", "velocity", "replay", "ratio", "decode", "memory", "gradient"
     [
         ("Flux2KleinPipeline", "inject", "unmodified"),
         ("MochiPipeline", "relay", "unmodified"),
-        ("QwenImage21Pipeline", "direct", "unmodified"),
+        ("QwenImage21Pipeline", "direct", "adapter"),
         ("BriaFibo2Pipeline", "direct", "unmodified"),
         ("MotifVideoPipeline", "direct", "unmodified"),
         ("Kandinsky6TI2VAPipeline", "inject", "unmodified"),

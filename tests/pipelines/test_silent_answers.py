@@ -10,9 +10,10 @@ import pytest
 import torch
 from diffusers import StableDiffusion3Pipeline
 
-from flowgrpo.pipelines.conformance import checks
-from flowgrpo.pipelines.conformance.subject import Failure, Subject
+from flowgrpo.pipelines.conformance import checks, conform
+from flowgrpo.pipelines.conformance.subject import CheckOutcome, Failure, Subject
 from flowgrpo.pipelines.denoiser import Denoiser
+from flowgrpo.weights.pipeline_classes import ADAPTERS
 from tests.tiny_pipelines import CALL, TINY
 
 pytestmark = pytest.mark.slow
@@ -171,6 +172,25 @@ def test_rows_that_see_each_other_fail_the_velocity_check(tmp_path: Path) -> Non
 
     with pytest.raises(Failure, match="depends on the state of another row"):
         checks.velocity(subject(planted(forward=mixed), tmp_path))
+
+
+@pytest.mark.parametrize("class_name", ["OmniGenPipeline", "QwenImage21Pipeline"])
+def test_rows_that_see_the_padding_of_longer_prompts_fail_the_velocity_check(
+    class_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[CheckOutcome] = []
+    monkeypatch.setattr(conform, "CHECKS", {"probe": checks.probe, "velocity": checks.velocity})
+    assert conform.check_tiny(class_name, seen.append).passed
+    monkeypatch.delitem(ADAPTERS, class_name)
+    assert not conform.check_tiny(class_name, seen.append).passed
+    assert "depends on the prompt of another row" in seen[-1].detail
+
+
+@pytest.mark.parametrize("class_name", ["StableDiffusion3ControlNetPipeline", "CogView4ControlPipeline"])
+def test_what_a_picture_becomes_does_not_depend_on_its_place(class_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[CheckOutcome] = []
+    monkeypatch.setattr(conform, "CHECKS", {"probe": checks.probe, "velocity": checks.velocity})
+    assert conform.check_tiny(class_name, seen.append).passed, seen[-1]
 
 
 def test_a_prompt_without_effect_fails_the_velocity_check(tmp_path: Path) -> None:

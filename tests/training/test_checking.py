@@ -109,3 +109,19 @@ def test_of_a_long_file_some_prompts_are_looked_at(tmp_path: Path, monkeypatch: 
     assert any(note.startswith("11 prompts") and "release_text_encoders" in note for note in notes)
     (tmp_path / "p.txt").write_text("a\n" * 4)
     assert not any("others" in note or "encoded" in note for note in check(recipe).texts("note"))
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "said"),
+    [
+        ("pref_grpo", ["rollout.budget={choice: variance, rounds: 2}"], "win_rate compares whole groups"),
+        ("pref_grpo", ["data.templates=['{prompt}', 'a {prompt}']"], "win_rate compares whole groups"),
+        ("mixgrpo", ["model.variant=slice", "sampler.shift=3"], "model.variant slice works with the pipeline's own"),
+        ("mixgrpo", ["model.call.negative_prompt=[a, b]"], "model.call.negative_prompt is a list, and it is the text"),
+        ("text", ["model.system=be brief"], "model.system is given, but the tokenizer of arithmetic has no chat"),
+        ("masked", ["model.chat=true"], "model.chat is true, but the tokenizer of arithmetic:masked has no chat"),
+    ],
+)
+def test_what_a_run_would_refuse_with_its_model_loaded_is_told_before(name: str, words: list[str], said: str):
+    faults = check(load_recipe(name, words)).texts("fault")
+    assert any(said in fault for fault in faults), faults

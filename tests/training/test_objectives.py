@@ -285,6 +285,11 @@ def test_the_noisiest_level_is_left_out_if_the_recipe_says_so(random_pipeline, t
     assert nfe_of(trainer.recipe, forecast(trainer.recipe)).theta == 2
     with pytest.raises(RecipeError, match=r"objective\.skip is 3, and there are 3 noise levels .* use at most 2"):
         load_recipe("awm", ["sampler.steps=4", "objective.skip=3"])
+    # A table of levels replaces the number of steps.
+    with pytest.raises(RecipeError, match=r"objective\.skip is 4, and there are 3 noise levels .* use at most 2"):
+        load_recipe("awm", ["sampler.sigmas=[1.0,0.75,0.5,0.25,0.0]", "objective.skip=4"])
+    levels = [1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.0]
+    load_recipe("awm", [f"sampler.sigmas={levels}", "sampler.steps=3", "objective.skip=5"])
 
 
 @pytest.mark.parametrize("noise", ["prompt", "image"])

@@ -23,8 +23,8 @@ from flowgrpo.training.distributed import processes
 from flowgrpo.training.distributed.processes import Processes
 from flowgrpo.training.folder.run_folder import RunFolder
 from flowgrpo.training.joined_rollouts import joint_record
+from flowgrpo.training.recipe_launches import check_ranks
 from flowgrpo.training.reporting.records import joint_update
-from flowgrpo.training.session import _check_ranks
 from tests.training import ranks
 
 T = TypeVar("T")
@@ -403,9 +403,9 @@ def test_updates_add_and_keep_the_largest_error() -> None:
 def test_what_cannot_be_shared_is_refused(ranks: int, override: str, words: str) -> None:
     name = "vgpo" if "probe" in override else "mixgrpo_flash_guard"
     recipe = load_recipe(name, [override])
-    _check_ranks(recipe, 1)
+    check_ranks(recipe, 1)
     with pytest.raises(ValueError, match=words):
-        _check_ranks(recipe, ranks)
+        check_ranks(recipe, ranks)
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), SystemExit(0)])

@@ -312,6 +312,14 @@ def test_a_run_that_could_not_begin_leaves_its_folder_free(tmp_path: Path):
         RunFolder.create(path, "y").release()
 
 
+def test_any_process_of_a_launch_can_free_the_folder(tmp_path: Path):
+    first = RunFolder.create(tmp_path / "run", "x")
+    RunFolder.open(tmp_path / "run").abandon()
+    assert list((tmp_path / "run").iterdir()) == []
+    first.release()
+    RunFolder.create(tmp_path / "run", "y").release()
+
+
 @pytest.mark.parametrize("name", ["checkpoints/iter-000001", "samples/index.jsonl", "metrics.jsonl", "my notes.txt"])
 def test_a_run_that_has_begun_is_never_removed(name: str, tmp_path: Path):
     run = RunFolder.create(tmp_path / "run", "x")

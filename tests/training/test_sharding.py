@@ -270,7 +270,7 @@ def test_weights_stay_gathered_from_an_evaluation_to_its_backward_pass(
             "model.train=full",
             "set model.gradient_checkpointing",
         ),
-        ({}, "mixgrpo_flash_guard", "model={train: full, compile: true}", "turn model.compile off"),
+        ({}, "mixgrpo_flash_guard", "model={train: full, compile: true}", "use model.compile false"),
         ({}, "text", "model.train=full", "model.train lora"),
     ],
 )

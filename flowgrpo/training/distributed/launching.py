@@ -11,8 +11,9 @@ from accelerate import Accelerator
 from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin, parse_flag_from_env
 from torch import nn
 
-from ...configs.schema import AnyRecipe, Recipe
+from ...configs.schema import AnyRecipe
 from ...weights.trained import TrainedWeights
+from ..recipe_launches import check_shards
 from ..updating import Optimizer, Stepper
 from .processes import Processes
 from .zero import ZeroOptimizer
@@ -50,11 +51,7 @@ def sharding_of(recipe: AnyRecipe, accelerator: Accelerator) -> Callable[[dict[s
     from ...weights.sharding import Shards
 
     plugin = getattr(accelerator.state, "fsdp_plugin", None) or FullyShardedDataParallelPlugin()
-    if not isinstance(recipe, Recipe):
-        raise ValueError(
-            "full weights are sharded for pipelines of diffusers only; train a language model with model.train lora, "
-            "or launch with --multi_gpu in place of --use_fsdp"
-        )
+    check_shards(recipe)
     faults = [
         (
             accelerator.mixed_precision != "no",
@@ -68,12 +65,6 @@ def sharding_of(recipe: AnyRecipe, accelerator: Accelerator) -> Callable[[dict[s
         (
             bool(plugin.activation_checkpointing),
             "set model.gradient_checkpointing in the recipe in place of --fsdp_activation_checkpointing",
-        ),
-        (recipe.model.compile, "sharded blocks are not compiled; turn model.compile off"),
-        (
-            recipe.model.dtype == "float16",
-            "gradients of float16 would be too small for the format, because the losses of sharded weights are not "
-            "scaled; use model.dtype bfloat16",
         ),
     ]
     _refuse(faults)

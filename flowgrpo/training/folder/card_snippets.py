@@ -83,7 +83,7 @@ def _of_images(recipe: Recipe, facts: CardFacts) -> list[str]:
     absent = "".join(f", {name}=None" for name in facts.left_out)
     call = f"{source}, {dtype_argument()}=torch.{recipe.model.dtype}{absent}"
     lines = [f"pipe = DiffusionPipeline.from_pretrained({call})", *(_loads(facts) if facts.kind == "lora" else [])]
-    steps = recipe.evaluate.steps or recipe.sampler.steps
+    steps = recipe.evaluate.steps or recipe.sampler.rollout_steps
     given = {"num_inference_steps": steps, **_shown(facts.call)}
     lines += [
         "sample = pipe(",

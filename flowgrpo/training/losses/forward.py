@@ -48,7 +48,7 @@ _Predictions = dict[tuple[int, int], Tensor]
 
 
 def _leaves_a_level(recipe: Any, choice: Choice) -> list[str]:
-    skip, levels = choice["skip"], levels_to_draw(recipe.sampler.steps, choice["levels"])
+    skip, levels = choice["skip"], levels_to_draw(recipe.sampler.rollout_steps, choice["levels"])
     if skip < len(levels):
         return []
     return [

@@ -1,0 +1,49 @@
+"""What a recipe must be like for a launch of several processes."""
+
+from __future__ import annotations
+
+from ..configs.schema import AnyRecipe, Recipe, TextRecipe
+from .recipe_plans import check_edges
+
+
+def check_ranks(recipe: AnyRecipe, ranks: int) -> None:
+    """Check that the prompts can be shared by processes, and that nothing of the recipe needs all of them in one.
+
+    Raises:
+        ValueError: the recipe does not run in so many processes.
+    """
+    prompts = recipe.rollout.prompts
+    if prompts < ranks:
+        raise ValueError(
+            f"rollout.prompts is {prompts} on {ranks} processes, and one process makes all samples of a prompt; use "
+            f"{ranks} prompts or more, or fewer processes"
+        )
+    if ranks > 1 and (recipe.credit.name == "value" or recipe.credit.get("scale") == "batch"):
+        raise ValueError(
+            "credit value, and turning or minimum with credit.scale batch, compare the steps of all prompts, and these "
+            "steps are on several processes; use one process, or another credit"
+        )
+    if not isinstance(recipe, TextRecipe):
+        check_edges(recipe, ranks)
+    if isinstance(recipe, Recipe) and recipe.critic is not None and ranks > 1:
+        raise ValueError("a critic is trained in one process only; use one process, or a recipe without `critic`")
+
+
+def check_shards(recipe: AnyRecipe) -> None:
+    """Check that the full weights of a recipe can be cut into shards (FSDP2).
+
+    Raises:
+        ValueError: they cannot; the message says what to change.
+    """
+    if not isinstance(recipe, Recipe):
+        raise ValueError(
+            "full weights are sharded for pipelines of diffusers only; train a language model with model.train lora, "
+            "or launch with --multi_gpu in place of --use_fsdp"
+        )
+    if recipe.model.compile:
+        raise ValueError("sharded blocks are not compiled; use model.compile false")
+    if recipe.model.dtype == "float16":
+        raise ValueError(
+            "gradients of float16 would be too small for the format, because the losses of sharded weights are not "
+            "scaled; use model.dtype bfloat16"
+        )
