@@ -208,6 +208,7 @@ def compare_rewards_command(
     from ..kit.agreement import agreement_with, as_json
     from ..kit.compare import compare_rewards
     from ..kit.entries import parse_reward
+    from ..votes.preferences import unreadable_note
 
     output_file(json, ".json")
     if (samples is None) == (votes is None):
@@ -219,6 +220,8 @@ def compare_rewards_command(
         agreements = agreement_with(specs, votes)
         for agreement in agreements:
             say(agreement.text())
+        if (unread := unreadable_note(votes)) is not None:
+            say(unread)
         written = as_json(agreements)
     else:
         assert samples is not None

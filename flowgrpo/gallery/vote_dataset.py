@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..votes.preferences import Preference, read_preferences
+from ..votes.preferences import Preference, read_preferences, unreadable_note
 from .build import read_runs
 from .page_files import write_new
 from .vote_pairs import folder_of
@@ -45,7 +45,8 @@ def write_preferences(folders: Sequence[Path], path: Path, out: Path) -> tuple[P
         lines = [json.dumps(_row(one, folder, columns)) + "\n" for one in rows]
         (folder / ("data.jsonl" if runs[0].text else "metadata.jsonl")).write_text("".join(lines), encoding="utf-8")
 
-    notes = []
+    unread = unreadable_note(path)
+    notes = [] if unread is None else [unread]
     if len(every) > len(here):
         notes.append(f"left out: {len(every) - len(here)} preferences on other runs")
     if len(here) > len(rows):

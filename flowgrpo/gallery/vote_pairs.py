@@ -96,6 +96,7 @@ class Ballot:
             prompt=self.left.shot.prompt,
             seed=self.seed,
             columns=self.left.shot.columns,
+            values=self.left.shot.values,
             left=self.left.side(home),
             right=self.right.side(home),
             choice=choice,

@@ -9,6 +9,7 @@ from ..votes.file import Vote, latest, read_votes
 from ..votes.interval import wilson
 from .run_reading import Run
 from .vote_pairs import folder_of
+from .voted_samples import VotedSamples
 
 LEAST = 10  # a part of the prompts is reported on its own if it has at least this number of votes
 
@@ -60,6 +61,7 @@ class VoteReport:
     sessions: int
     elsewhere: int  # votes on other runs, not counted
     unreadable: int  # lines of the file that could not be read
+    changed: int = 0  # votes on samples that the runs no longer have, not counted
 
     def as_json(self) -> dict[str, Any]:
         """The report as the page reads it."""
@@ -94,6 +96,8 @@ class VoteReport:
             found.append(f"{self.within} votes are between samples of one evaluation, and tell no evaluations apart")
         if self.elsewhere:
             found.append(f"{self.elsewhere} votes in the file are on other runs and do not count here")
+        if self.changed:
+            found.append(f"{self.changed} votes are on samples that these runs no longer have, and do not count")
         if self.unreadable:
             found.append(f"{self.unreadable} lines of the file could not be read")
         return found
@@ -130,7 +134,9 @@ def make_report(votes: Iterable[Vote], runs: Sequence[Run], home: Path, unreadab
     """
     counted = latest(list(votes))
     places = {folder_of(run, home): place for place, run in enumerate(runs)}
-    here = [vote for vote in counted if vote.left.folder in places and vote.right.folder in places]
+    asked = [vote for vote in counted if vote.left.folder in places and vote.right.folder in places]
+    samples = VotedSamples(runs, home)
+    here = [vote for vote in asked if samples.has(vote)]
     found: dict[tuple[tuple[int, int], ...], VoteComparison] = {}
     position, within = Tally(), 0
     for vote in here:
@@ -154,7 +160,8 @@ def make_report(votes: Iterable[Vote], runs: Sequence[Run], home: Path, unreadab
         position=position,
         within=within,
         sessions=len({vote.session for vote in here}),
-        elsewhere=len(counted) - len(here),
+        elsewhere=len(counted) - len(asked),
+        changed=len(asked) - len(here),
         unreadable=unreadable,
     )
 

@@ -23,6 +23,7 @@ from .run_reading import Run
 from .vote_films import VoteFilms
 from .vote_pairs import Ballot, Candidate, Source, ballots_of
 from .vote_report import report_on
+from .voted_samples import VotedSamples
 
 LONGEST = 1024  # bytes of a request's body
 DRAINED = 1 << 20  # a body that is too long is still read up to this number of bytes, so that the answer arrives
@@ -82,7 +83,8 @@ class Booth:
         self.runs, self.path = runs, path
         self.session = session or (votes[-1].session if votes else secrets.token_hex(4))
         self.ballots, self.same = ballots_of(sources, self.session)
-        past = {vote.key: vote.choice for vote in votes if vote.session == self.session}
+        samples = VotedSamples(runs, path.parent)
+        past = {vote.key: vote.choice for vote in votes if vote.session == self.session and samples.has(vote)}
         keys = [] if again else [ballot.key(path.parent) for ballot in self.ballots]
         self.choices = {number: past[key] for number, key in enumerate(keys) if key in past}
         self._turn = threading.Lock()

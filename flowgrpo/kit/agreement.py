@@ -66,7 +66,8 @@ class Agreement:
 def agreement_with(specs: Sequence[RewardSpec], votes: Path) -> list[Agreement]:
     """Compare each reward with the pairs that people decided; ties, skipped pairs and revoked choices do not count.
 
-    The reward gets a prompt's columns from the votes. A value that is valid JSON is decoded; any other stays text.
+    The reward gets a prompt's columns from the votes. In files of earlier versions all values are text; there a value
+    that is valid JSON is decoded.
 
     Raises:
         ValueError: see `read_votes`; the file holds no decided pair; an image is missing, or is not the one that was
@@ -78,11 +79,20 @@ def agreement_with(specs: Sequence[RewardSpec], votes: Path) -> list[Agreement]:
         fault = "holds no decided pair" if votes.exists() else "does not exist"
         raise ValueError(f"{votes} {fault}; vote with `flowgrpo gallery RUN --vote` first")
     pictures = isinstance(preferences[0].chosen, Path)
+    for one in preferences:
+        if isinstance(one.chosen, Path) != pictures:
+            kinds = ("completions", "pictures") if pictures else ("pictures", "completions")
+            raise ValueError(
+                f"{votes}, line {one.vote.line} is a choice between {kinds[0]}, and line {preferences[0].vote.line} "
+                f"between {kinds[1]}; put them into two files"
+            )
     parts = _pictures(preferences, votes) if pictures else [_completions(preferences)]
-    found = []
+    found: list[Agreement] = []
     for spec in specs:
         trial = Trial(spec, "images" if pictures else "text")
         try:
+            if trial.name in {one.name for one in found}:
+                raise ValueError(f"two rewards are called {trial.name!r}; give one of them a `label`")
             found.append(_agreement(trial, parts, preferences))
         finally:
             trial.close()
@@ -129,6 +139,8 @@ def _key(side: str, prompt: str, columns: Mapping[str, Any]) -> Key:
 
 
 def _columns(preference: Preference) -> dict[str, Any]:
+    if preference.vote.values is not None:
+        return preference.vote.values
     return {name: _value(text) for name, text in preference.vote.columns.items()}
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from .lines import check_image, iterate_jsonl
+from .samples import as_text
 
 CHOICES = ("left", "right", "tie", "skip")
 Kind = TypeVar("Kind")
@@ -63,6 +64,7 @@ class Vote:
     left: Side
     right: Side
     choice: str  # one of CHOICES
+    values: dict[str, Any] | None = None  # the columns with their types; None in lines of earlier versions
     line: int = field(default=0, compare=False)  # line number in the file from which the vote was read
 
     @property
@@ -161,17 +163,20 @@ def _lines(path: Path) -> Iterator[Vote | str]:
 
 
 def _row(vote: Vote) -> dict[str, Any]:
-    row = {key: value for key, value in asdict(vote).items() if key != "line"}
+    row = {key: value for key, value in asdict(vote).items() if key not in ("line", "values")}
+    if vote.values is not None:
+        row |= {"columns": vote.values, "typed": True}
     for side in ("left", "right"):
         row[side] = {key: value for key, value in row[side].items() if value is not None}
     return row
 
 
 def _vote(record: dict[str, Any], home: Path, where: str, line: int) -> Vote:
-    columns = _typed(record, "columns", dict)
+    columns, typed = _typed(record, "columns", dict), record.get("typed") is True
     vote = Vote(
         **{key: _typed(record, key, str) for key in ("session", "time", "prompt", "seed", "choice")},
-        columns={name: _typed(columns, name, str) for name in columns},
+        columns={name: as_text(columns[name]) if typed else _typed(columns, name, str) for name in columns},
+        values=columns if typed else None,
         left=_side(_typed(record, "left", dict), home, where),
         right=_side(_typed(record, "right", dict), home, where),
         line=line,

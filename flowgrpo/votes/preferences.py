@@ -15,6 +15,16 @@ class Preference(NamedTuple):
     vote: Vote  # the vote from which the pair was made
 
 
+def unreadable_note(path: Path) -> str | None:
+    """A sentence on the lines of a file of votes that could not be read; None if there are none.
+
+    Raises:
+        ValueError: as for `read_votes`.
+    """
+    skipped = read_votes(path)[1]
+    return f"{skipped} lines of {path} could not be read, and do not count" if skipped else None
+
+
 def read_preferences(path: Path) -> list[Preference]:
     """Return the pairs in a file of votes, in their order, without ties, skipped pairs and revoked choices.
 

@@ -36,6 +36,7 @@ class Sample:
     sub_scores: dict[str, dict[str, float]] = field(default_factory=dict)  # reward -> name -> score
     notes: dict[str, str] = field(default_factory=dict)  # reward -> what the reward wrote about the sample
     columns: dict[str, str] = field(default_factory=dict)  # the prompt file's other columns, as text
+    values: dict[str, Any] = field(default_factory=dict)  # the same columns as they were written
     path: tuple[tuple[int, int], ...] = ()  # where its rollout branched: (denoising step, which child)
     noise: str | None = None  # seed of the generator of its initial noise, as text
     missing: str | None = None  # what `image` would be, if its file is missing
@@ -154,6 +155,7 @@ def parse_sample(record: dict[str, Any], samples: Path, where: str) -> Sample:
     completion = record.get("completion")
     if image is None and not isinstance(completion, str):
         raise ValueError(f"{where}: `completion` is {completion!r}. It must be the text that the model wrote.")
+    columns = _mapping(record, "columns", where)
     sample, noise, frames = record.get("sample", 0), record.get("noise"), record.get("frames", 1)
     return Sample(
         phase=record["phase"],
@@ -171,7 +173,8 @@ def parse_sample(record: dict[str, Any], samples: Path, where: str) -> Sample:
             if isinstance(scores, dict)
         },
         notes={name: str(note) for name, note in _mapping(record, "notes", where).items() if note},
-        columns={name: _text(value) for name, value in _mapping(record, "columns", where).items()},
+        columns={name: as_text(value) for name, value in columns.items()},
+        values=columns,
         path=_path(record, where),
         steps=_steps(record, where),
         missing=image if image and not (samples / image).is_file() else None,
@@ -235,5 +238,6 @@ def _mapping(record: dict[str, Any], key: str, where: str) -> dict[str, Any]:
     return value
 
 
-def _text(value: object) -> str:
+def as_text(value: object) -> str:
+    """The value of a column as text."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -4,6 +4,7 @@ import json
 import math
 import random
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,7 +18,7 @@ from flowgrpo.gallery.vote_report import make_report, report_on
 from flowgrpo.votes.file import append_vote, latest, read_votes
 from flowgrpo.votes.interval import wilson
 from flowgrpo.votes.preferences import read_preferences
-from tests.gallery.folders import HOSTILE, picture, write_run, written
+from tests.gallery.folders import HOSTILE, picture, record, write_run, written
 from tests.gallery.voting import SKILLS, asked, booth, make_vote, write_mine, write_other
 
 
@@ -151,8 +152,14 @@ def test_wilson_interval_has_its_closed_forms() -> None:
     assert wilson(15, 148) == pytest.approx((0.0624, 0.1605), abs=5e-5)
 
 
-def test_report_counts_wins_of_the_later_set_whatever_its_side(run: Path) -> None:
-    runs = read_runs([run])
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    """The run of `make_vote`."""
+    return write_run(tmp_path / "texts", [written(at, 1, f"text {at}") for at in (0, 10)])
+
+
+def test_report_counts_wins_of_the_later_set_whatever_its_side(texts: Path) -> None:
+    run, runs = texts, read_runs([texts])
     votes = [make_vote("left", seed=str(n), at=(10, 0)) for n in range(6)]  # tuned, on the left
     votes += [make_vote("right", seed=str(n), at=(0, 10), columns={"skill": "x"}) for n in range(6, 9)]  # tuned
     votes += [make_vote("right", seed=str(n), at=(10, 0)) for n in range(9, 12)]  # base
@@ -171,7 +178,8 @@ def test_report_counts_wins_of_the_later_set_whatever_its_side(run: Path) -> Non
     assert "iteration 10 against iteration 0: 75 % of 12 (95 %: 47 to 91 %); ties 4 of 16 (25 %); skipped 1" in text
 
 
-def test_report_names_a_preference_for_a_side(run: Path) -> None:
+def test_report_names_a_preference_for_a_side(texts: Path) -> None:
+    run = texts
     votes = [make_vote("left", seed=str(n), at=((0, 10), (10, 0))[n % 2]) for n in range(10)]
     report = make_report(votes, read_runs([run]), run)
     assert report.comparisons[0].tally.as_json()["rate"] == 0.5
@@ -191,6 +199,48 @@ def test_a_voter_who_sees_the_difference_shows_in_the_rate(run: Path, tmp_path: 
     assert (one_set.tally.losses, one_set.tally.votes, one_set.tally.wins > 25) == (0, 36, True)
     assert sorted(one_set.parts) == [("skill", "colour"), ("skill", "count")]
     assert report.notes() == ["3 sessions; the intervals take all votes as independent"]
+
+
+@pytest.mark.parametrize("kind", ["pictures", "texts"])
+def test_votes_on_samples_that_a_new_run_has_replaced_do_not_count(kind: str, tmp_path: Path) -> None:
+    def make(mark: int) -> Path:
+        if kind == "texts":
+            return write_run(tmp_path / "run", [written(at, p, f"{mark} {at} {p}") for at in (0, 10) for p in (1, 2)])
+        rows = [record(at, p, 0, 0.5) for at in (0, 10) for p in (1, 2)]
+        made = write_run(tmp_path / "run", rows)
+        for number, row in enumerate(rows):
+            picture(made / "samples" / row["image"], (number, mark, 1))
+        return made
+
+    path, folder = tmp_path / "votes.jsonl", make(1)
+    one = booth([folder], path)
+    for number in range(2):
+        one.choose(number, "left")
+    assert booth([folder], path).progress()["voted"] == 2
+    shutil.rmtree(folder)
+    make(2)
+    assert booth([folder], path).progress() == {"total": 2, "voted": 0, "next": 0, "same": 0}
+    report = report_on(read_runs([folder]), path)
+    assert (report.comparisons, report.changed, report.elsewhere) == ((), 2, 0)
+    assert report.notes() == ["2 votes are on samples that these runs no longer have, and do not count"]
+    booth([folder], path).choose(0, "right")
+    assert report_on(read_runs([folder]), path).comparisons[0].tally.votes == 1
+
+
+def test_columns_keep_their_types(tmp_path: Path) -> None:
+    columns = {"answer": "42", "price": "1.50", "word": "true", "count": 3, "box": [1, "2"], "none": None}
+    rows = [written(at, 1, f"text {at}", columns=columns) for at in (0, 10)]
+    path, run = tmp_path / "votes.jsonl", write_run(tmp_path / "run", rows)
+    booth([run], path).choose(0, "left")
+    [vote], unreadable = read_votes(path)
+    assert (vote.values, unreadable) == (columns, 0)
+    assert vote.columns == {**columns, "count": "3", "box": '[1, "2"]', "none": "null"}
+    # A line of an earlier version has all values as text.
+    row = json.loads(path.read_text())
+    del row["typed"]
+    path.write_text(json.dumps(row | {"columns": vote.columns}) + "\n")
+    [old], unreadable = read_votes(path)
+    assert (old.values, old.columns, unreadable) == (None, vote.columns, 0)
 
 
 # As a data set

@@ -121,6 +121,35 @@ def test_agreement_with_completions(tmp_path: Path, source: Path) -> None:
     assert (wanted.right, wanted.wrong) == (1, 0)
 
 
+def test_equal_words_about_other_pictures_are_told_apart(tmp_path: Path, source: Path) -> None:
+    # The completions and the words are equal, and the columns say which of them is right.
+    for number, length in enumerate((6, 7)):
+        columns = {"answer": {"length": length}, "image": f"{number}.png"}
+        choice = "left" if length == 6 else "right"
+        append_vote(
+            tmp_path / "votes.jsonl", make_vote(choice, seed=str(number), columns={"image": ""}, values=columns)
+        )
+    (wanted,) = agreement_with([RewardSpec(f"{source}:wanted")], tmp_path / "votes.jsonl")
+    assert (wanted.right, wanted.wrong) == (2, 0)
+
+
+def test_files_that_say_less_than_they_seem_to(tmp_path: Path, source: Path) -> None:
+    votes = tmp_path / "votes.jsonl"
+    append_vote(votes, make_vote("right", values={"answer": {"length": 7}}))
+    specs = [RewardSpec(f"{source}:size"), RewardSpec(f"{source}:size")]
+    with pytest.raises(ValueError, match="two rewards are called 'size'; give one of them a `label`"):
+        agreement_with(specs, votes)
+    with votes.open("a") as file:
+        file.write('{"session": "a')
+    done = CliRunner().invoke(app, ["rewards", "compare", f"{source}:size", "--votes", str(votes)])
+    assert f"1 lines of {votes} could not be read, and do not count" in done.output
+    vote_on_pictures(tmp_path, 1, 200, 10, "left")
+    with pytest.raises(
+        ValueError, match=r"votes\.jsonl, line 3 is a choice between pictures, and line 1 between compl"
+    ):
+        agreement_with(specs[:1], votes)
+
+
 def test_the_command(tmp_path: Path, source: Path) -> None:
     vote_on_pictures(tmp_path, 0, 200, 10, "left")
     votes, out = tmp_path / "votes.jsonl", tmp_path / "out.json"
