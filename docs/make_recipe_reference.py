@@ -45,10 +45,11 @@ flowgrpo train default optimizer.learning_rate=5e-5 rewards.0.options.dense=fals
 `flowgrpo plan RECIPE [KEY=VALUE]...` takes the same words. It loads no model. It prints what a run would do: images,
 calls of the denoiser, trained steps and optimizer steps, with notes on unusual settings. It ends with exit status 1 if
 `train` would refuse to start: prompt files, the model's folder, `model.call`, rewards, their options and columns, and
-trackers are checked in the same way. If a recipe of the package names something that you do not have yet, a line that
-begins with `needed` says so. A hub id is `not checked`, because that needs a network. `--draw` adds the rollout tree of
-one prompt as text, and `--svg FILE` draws it as a picture. If the plan changes during the run, `--iteration N` chooses
-the iteration.
+trackers are checked in the same way. What only a loaded model shows is told by the run: a prompt with too many tokens,
+a layer that a LoRA does not find, or a backend of attention that the model does not take. If a recipe of the package
+names something that you do not have yet, a line that begins with `needed` says so. A hub id is `not checked`, because
+that needs a network. `--draw` adds the rollout tree of one prompt as text, and `--svg FILE` draws it as a picture. If
+the plan changes during the run, `--iteration N` chooses the iteration.
 
 A recipe may name another recipe, or a file beside it, as its `base`. It then changes the base key by key: sections are
 merged, and lists and values are replaced.

@@ -205,10 +205,9 @@ def compare_rewards_command(
     json: Annotated[Path | None, typer.Option(help="JSON file for all scores.")] = None,
 ) -> None:
     """Compare rewards with each other on samples that exist already, or with people's choices."""
-    from ..kit.agreement import agreement_with, as_json
+    from ..kit.agreement import agreement_with, as_json, notes_on
     from ..kit.compare import compare_rewards
     from ..kit.entries import parse_reward
-    from ..votes.preferences import unreadable_note
 
     output_file(json, ".json")
     if (samples is None) == (votes is None):
@@ -220,8 +219,8 @@ def compare_rewards_command(
         agreements = agreement_with(specs, votes)
         for agreement in agreements:
             say(agreement.text())
-        if (unread := unreadable_note(votes)) is not None:
-            say(unread)
+        for note in notes_on(votes):
+            say(note)
         written = as_json(agreements)
     else:
         assert samples is not None

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..rewards.base import RewardSpec
 from ..votes.interval import wilson
-from ..votes.preferences import Preference, read_preferences
+from ..votes.preferences import Preference, read_preferences, unreadable_note
 from .folder import LabelledPicture, materials, picture_of
 from .material import Material
 from .trial import Trial
@@ -97,6 +97,12 @@ def agreement_with(specs: Sequence[RewardSpec], votes: Path) -> list[Agreement]:
         finally:
             trial.close()
     return found
+
+
+def notes_on(votes: Path) -> list[str]:
+    """What a reader of the agreements has to know about the file of votes."""
+    unread = unreadable_note(votes)
+    return [] if unread is None else [unread]
 
 
 def as_json(agreements: Sequence[Agreement]) -> str:
