@@ -272,9 +272,10 @@ def bench(
 
     if name in ("claims", "race"):
         from ..bench.claims.gather import claims, settings_of
+        from ..bench.claims.results import default_results
         from ..bench.race.race_report import race
 
-        results = results or Path("runs") / name
+        results = results or default_results(name)
         refuse_idle({"--repeats": repeats != REPEATS}, f"for {name}")
         output_folder(results)
         output_folder(out)

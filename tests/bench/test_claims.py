@@ -245,7 +245,7 @@ def test_a_broken_result_file_is_named(tmp_path: Path) -> None:
     settings = Settings(tmp_path)
     recipe = recipe_of(FLOW, 0, settings)
     (tmp_path / f"x-{key_of([recipe])}.json").write_text("{")
-    with pytest.raises(ValueError, match="delete it"):
+    with pytest.raises(ValueError, match="remove the file and run the command again"):
         find(settings, "x", [recipe])
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import shlex
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from pathlib import Path
@@ -125,7 +126,7 @@ def whole() -> Evidence:
 
 
 def test_a_report_answers_every_claim(tmp_path: Path) -> None:
-    settings, results = Settings(tmp_path / "results", overrides=("optimizer.learning_rate=1e-3",)), whole()
+    settings, results = Settings(Path("runs/claims"), overrides=("optimizer.learning_rate=1e-3",)), whole()
     used = [run for runs in results.runs.values() for run in runs.values()]
     given = Results(settings, results, used, ["old.json"], list(results.runs), embedded=["sage_grpo"])
     page = write_report(given, tmp_path / "out").read_text()
@@ -198,6 +199,9 @@ def test_words_of_the_command() -> None:
         (lambda: settings_of(Path("r"), [], "0;1", 1.0, False), "write numbers with commas"),
         (lambda: settings_of(Path("r"), [], "", 1.0, False), "write numbers with commas"),
         (lambda: settings_of(Path("r"), [], "0", 0.0, False), "use a number above 0"),
+        (lambda: settings_of(Path("r"), [], "0", math.inf, False), "--scale is inf; use a number above 0 and at most"),
+        (lambda: settings_of(Path("r"), [], "0", math.nan, False), "--scale is nan; use a number above 0 and at most"),
+        (lambda: settings_of(Path("r"), [], "0", 1e308, False), "use a number above 0 and at most 1,000,000"),
         (lambda: settings_of(Path("r"), [], "0", 1.0, False, -1.0), "use a number of hours"),
         (lambda: settings_of(Path("r"), [], "0", 1.0, False, math.nan), "use a number of hours"),
         (lambda: choose(["mixgrp"]), "no claim or recipe 'mixgrp'"),
@@ -206,6 +210,14 @@ def test_words_of_the_command() -> None:
 def test_what_is_wrong_with_the_command_is_said(make: Callable[[], Any], part: str) -> None:
     with pytest.raises(ValueError, match=part):
         make()
+
+
+@pytest.mark.parametrize("results", [Path("elsewhere/results"), Path("/data/my results")])
+def test_the_command_of_the_report_names_its_results(tmp_path: Path, results: Path) -> None:
+    text = write_report(Results(Settings(results), Evidence({}, {}, {}, {}), [], []), tmp_path).read_text()
+    line = f"flowgrpo bench claims --seeds 0,1,2 --scale 1 --budget 1 --results {shlex.quote(str(results))}"
+    assert f"\n`{line}`\n" in text
+    assert json.loads((tmp_path / "claims.json").read_text())["command"] == line
 
 
 def test_names_are_claims_or_recipes_for_a_short_run() -> None:
@@ -218,9 +230,13 @@ def test_names_are_claims_or_recipes_for_a_short_run() -> None:
 
 
 @pytest.mark.slow
-def test_the_results_on_record_are_found_and_make_the_report_on_record(tmp_path: Path) -> None:
+def test_the_results_on_record_are_found_and_make_the_report_on_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The recipes in the results follow the present schema; otherwise everything would be measured again."""
-    record = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
+    # The page names the folder of the results as its command does, from the root of the repository.
+    monkeypatch.chdir(Path(__file__).resolve().parents[2])
+    record = Path("docs") / "benchmarks"
     settings = Settings(record / "claims", any_code=True)
     found = gather(settings)
     assert (len(found.used), list(found.unused)) == (len(list(settings.results.glob("*.json"))), [])

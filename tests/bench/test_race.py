@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import shlex
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 
 from flowgrpo.bench.claims.results import Settings, key_of, write_result
 from flowgrpo.bench.race import race_runs
-from flowgrpo.bench.race.race_report import first_place, mean_gain, race, reach, write_race
+from flowgrpo.bench.race.race_report import command, first_place, mean_gain, race, reach, write_race
 from flowgrpo.bench.race.race_runs import (
     CHOOSING_SEED,
     COMPUTE,
@@ -53,8 +54,9 @@ def run(scores: list[float], **changed: Any) -> Result:
 def store(settings: RaceSettings, entry: Entry, scores: list[float], **changed: Any) -> None:
     """Write a made result where the race looks for the run of an entry."""
     recipe = race_recipe(entry, settings)
-    result = run(scores, recipes=[dump_recipe(recipe)], seed=entry.seed, **changed)
-    write_result(made_folder(settings) / f"{entry.prefix}-{key_of([recipe])}.json", result)
+    head = {"kind": "race", "label": entry.method, "seed": entry.seed, "key": key_of([recipe])}
+    result = run(scores) | head | {"recipes": [dump_recipe(recipe)]} | changed
+    write_result(made_folder(settings) / f"{entry.prefix}-{result['key']}.json", result)
 
 
 def made_folder(settings: Settings) -> Path:
@@ -223,6 +225,16 @@ def test_a_gain_that_some_runs_miss_has_a_lower_bound() -> None:
     assert reach([], "seconds", 0.125).text() == "–"
 
 
+def test_a_run_that_failed_does_not_reach_a_gain() -> None:
+    reaches, misses = run([0.25, 0.375, 0.375]), run([0.25, 0.25, 0.25])
+    found = reach([reaches] * 3, "compute", 0.125, 1)
+    assert (found.reached, found.runs, found.places) == (3, 4, None)
+    assert found.least == pytest.approx(1000)
+    assert found.text() == "over 1.0k (3 of 4 reach it)"
+    assert reach([reaches, misses], "seconds", 0.125, 2).text() == "over 14 (1 of 4 reach it)"
+    assert reach([], "seconds", 0.125, 2).text() == "– (0 of 2 reach it)"
+
+
 def test_the_interval_of_places_is_of_their_logarithms() -> None:
     early, late = run([0.25, 0.375, 0.375]), run([0.25, 0.25, 0.25, 0.25, 0.375])
     found = reach([early, late], "iteration", 0.125).places
@@ -266,6 +278,51 @@ def test_the_report_has_every_recipe(settings: RaceSettings, tmp_path: Path) -> 
     ElementTree.fromstring((tmp_path / "race.svg").read_text())
 
 
+def test_a_failed_seed_and_a_rate_that_is_not_chosen_are_in_the_report(settings: RaceSettings, tmp_path: Path) -> None:
+    settle(settings)
+    store(settings, Entry("awm", CHOSEN, 0), [0.4, 0.5, 0.55])
+    store(settings, Entry("awm", CHOSEN, 1), [0.4, 0.4], failed="a gradient is not finite")
+    text = write_race(settings, [standing(settings, n) for n in (DEFAULT, "awm", "dgpo")], tmp_path).read_text()
+    row = next(line for line in text.splitlines() if line.startswith("| `awm`"))
+    assert "| 0; failed: 1 | +0.150 | over 500 (1 of 2 reach it) | over 5 (1 of 2 reach it) |" in row
+    assert " A run that failed does not reach the gain, and does not count in the mean.\n" in text
+    recipes = json.loads((tmp_path / "race.json").read_text())["recipes"]
+    assert {name: figures["settled"] for name, figures in recipes.items()} == {
+        DEFAULT: True,
+        "awm": True,
+        "dgpo": False,
+    }
+    found = recipes["awm"]["reach"]["compute"]["0.05"]
+    assert (found["reached"], found["runs"], found["places"]) == (1, 2, None)
+    store(settings, Entry("awm", CHOSEN, 0), [0.4, 0.4], failed="a gradient is not finite")
+    text = write_race(settings, [standing(settings, "awm")], tmp_path).read_text()
+    assert "| – (0 of 2 reach it) |" in text
+    found = json.loads((tmp_path / "race.json").read_text())["recipes"]["awm"]["reach"]["seconds"]["0.1"]
+    assert (found["reached"], found["runs"], found["least"]) == (0, 2, None)
+
+
+def test_the_race_says_where_its_results_come_from(settings: RaceSettings, tmp_path: Path) -> None:
+    other_code = "These results come from other code, with an equal recipe: default."
+    machines = "Results come from more than one machine or number of threads: compare ratios, not seconds."
+    store(settings, Entry(DEFAULT, None, 0), [0.4, 0.5])
+    text = write_race(settings, [standing(settings, DEFAULT)], tmp_path).read_text()
+    assert other_code not in text
+    assert machines not in text
+    store(settings, Entry(DEFAULT, None, 1), [0.4, 0.5], key="0123456789", hardware=HARDWARE | {"gpu": "a gpu"})
+    text = write_race(settings, [standing(settings, DEFAULT)], tmp_path).read_text()
+    assert f"\n{other_code}\n" in text
+    assert f"\n{machines}\n" in text
+
+
+@pytest.mark.parametrize("results", [Path("elsewhere/results"), Path("/data/my results")])
+def test_the_command_names_its_results(tmp_path: Path, results: Path) -> None:
+    settings = RaceSettings(results)
+    text = write_race(settings, [standing(settings, DEFAULT)], tmp_path).read_text()
+    assert f"--budget 1 --results {shlex.quote(str(results))}`" in text
+    assert shlex.quote(str(results)) in json.loads((tmp_path / "race.json").read_text())["command"]
+    assert "--results" not in command(RaceSettings(Path("runs/race")), [])
+
+
 def test_a_tiny_race_is_run_and_not_run_again(random_pipeline: Path, tmp_path: Path) -> None:
     words = (
         f"model.path={random_pipeline}", "sampler.steps=4", "rollout={prompts: 2, group: 3, batch: 6}",
@@ -295,11 +352,7 @@ def test_a_given_rate_needs_no_trial(settings: RaceSettings, tmp_path: Path) -> 
     ]
     assert race_recipe(Entry("awm", 3e-3, 0), given).optimizer.learning_rate == 3e-3
     words = Settings(settings.results, (0, 1), overrides=("awm=0.003", "sampler.steps=4"), any_code=True)
-    expected = race_recipe(Entry("awm", 3e-3, 0), dataclasses.replace(settings, overrides=("sampler.steps=4",)))
-    write_result(
-        made_folder(settings) / f"race-awm-rate0.003-seed0-{key_of([expected])}.json",
-        run([0.4, 0.5, 0.55], recipes=[dump_recipe(expected)], seed=0),
-    )
+    store(dataclasses.replace(settings, overrides=("sampler.steps=4",)), Entry("awm", 3e-3, 0), [0.4, 0.5, 0.55])
     race(words, ["default"], tmp_path / "report", lambda line: None, only_report=True)
     page = (tmp_path / "report" / "race.md").read_text()
     assert "| `awm` | 0.003 (given) | 0 | +0.150 |" in page

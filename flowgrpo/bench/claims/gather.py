@@ -22,6 +22,8 @@ from .trainings import Job, Report, find_run, jobs, measure_run, recipe_of
 
 # No claim gets more seeds than this, whatever the budget.
 MOST_SEEDS = 12
+MOST_SCALE = 1_000_000
+"""No run of this length ends. Much larger factors give no number of iterations at all."""
 _WAIT = 20.0
 
 
@@ -98,10 +100,11 @@ def settings_of(
     """Settings of the table from the words of a command, and the names of what to measure.
 
     Raises:
-        ValueError: `seeds` is no list of numbers, `scale` is not above 0, or `budget` is not a number of 0 or more.
+        ValueError: `seeds` is no list of numbers, `scale` is not above 0 or is above `MOST_SCALE`, or `budget` is not a
+            number of 0 or more.
     """
-    if not scale > 0:
-        raise ValueError(f"--scale is {scale:g}; use a number above 0, such as 1")
+    if not 0 < scale <= MOST_SCALE:
+        raise ValueError(f"--scale is {scale:g}; use a number above 0 and at most {MOST_SCALE:,}, such as 1")
     if not 0 <= budget < math.inf:
         raise ValueError(f"--budget is {budget:g}; use a number of hours, such as 1.5, or 0 for no runs")
     overrides = tuple(word for word in words if "=" in word)

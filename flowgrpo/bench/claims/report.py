@@ -19,7 +19,7 @@ from .evidence import SCORE, VERDICTS, Claim, Evidence, Statement, final, gain
 from .intervals import Interval
 from .line_charts import draw
 from .papers import CLAIMS
-from .results import Result, Settings, stamp
+from .results import Result, Settings, naming, stamp
 from .timings import AGAIN, PASSES, TURNS
 from .trainings import DENSE, HELD_OUT, ITERATIONS, TRAINED_ON
 from .verdicts import GOLD_MATTERS, GUARDED, MATTERS, NO_LOWER, SLACK
@@ -36,7 +36,8 @@ class Results:
         settings: settings of the table.
         evidence: the results that count.
         used: the same results as a list, for their versions and hardware.
-        unused: names of result files that do not count, because their code, settings or seeds differ.
+        unused: names of result files that do not count, because their code, settings or seeds differ or they are
+            damaged.
         labels: labels of the runs, in order.
         rises: method → the result of its short run.
         embedded: forms of methods without published settings.
@@ -118,9 +119,8 @@ def plain(value: Any) -> Any:
 def command(settings: Settings) -> str:
     """The command line that makes this report."""
     words = ["flowgrpo", "bench", "claims", *settings.overrides, "--seeds", ",".join(map(str, settings.seeds))]
-    words += ["--scale", f"{settings.scale:g}"]
-    words += ["--budget", f"{settings.budget:g}", *(["--any-code"] if settings.any_code else [])]
-    return shlex.join(words)
+    words += ["--scale", f"{settings.scale:g}", "--budget", f"{settings.budget:g}", *naming(settings, "claims")]
+    return shlex.join(words + ["--any-code"] * settings.any_code)
 
 
 def machines(results: Iterable[Result]) -> list[str]:
@@ -131,6 +131,17 @@ def machines(results: Iterable[Result]) -> list[str]:
         where = h["gpu"] or f"{h['threads']} thread(s) on {h['cores']} cores of {h['cpu']}"
         found[f"{where}, torch {h['torch']}"] = None
     return list(found)
+
+
+def origins(results: Sequence[Result]) -> list[str]:
+    """What a reader must know of where results come from: other code, or several machines; nothing if neither."""
+    said = []
+    others = sorted({r["label"] for r in results if r.get("other_code")})
+    if others:
+        said.append(f"These results come from other code, with an equal recipe: {', '.join(others)}.")
+    if len(machines(results)) > 1:
+        said.append("Results come from more than one machine or number of threads: compare ratios, not seconds.")
+    return said
 
 
 # -- the runs ----------------------------------------------------------------------------------------------------------
@@ -272,17 +283,13 @@ def _spent(found: Results) -> str:
 
 
 def _warnings(found: Results) -> list[str]:
-    said = []
-    others = sorted({r["label"] for r in found.used if r.get("other_code")})
-    if others:
-        said.append(f"These results come from other code, with an equal recipe: {', '.join(others)}.")
-    if len(machines(found.used)) > 1:
-        said.append("Results come from more than one machine or number of threads: compare ratios, not seconds.")
+    said = origins(found.used)
     broken = [f"{label} (seed {', '.join(map(str, s))})" for label, s in found.evidence.failed.items() if s]
     if broken:
         said.append(f"These runs ended early, with a gradient that was not finite: {'; '.join(broken)}.")
     if found.unused:
         said.append(
-            f"{len(found.unused)} result files of other code, settings or seeds are not used; claims.json lists them."
+            f"{len(found.unused)} result files are damaged or of other code, settings or seeds, and are not used; "
+            "claims.json lists them."
         )
     return said

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 
 from ...configs.schema import Recipe
 from ...configs.yaml_text import parse_yaml
 from ...parts.choice import plain
 from ...training.folder.run_folder import write_text
+from .result_checks import check_result
 
 Result = dict[str, Any]
 
@@ -55,6 +55,19 @@ class Settings:
     overrides: tuple[str, ...] = ()
     any_code: bool = False
     budget: float = 1.0
+
+
+def default_results(name: str) -> Path:
+    """The folder of the results of `flowgrpo bench NAME` if the command names none."""
+    return Path("runs") / name
+
+
+def naming(settings: Settings, name: str) -> list[str]:
+    """The words that name the results in a line of `flowgrpo bench NAME`; none for the folder that it takes by itself.
+
+    The path stays as the user gave it, so that nothing else of a machine gets into a page.
+    """
+    return [] if settings.results == default_results(name) else ["--results", str(settings.results)]
 
 
 @dataclass(frozen=True)
@@ -136,20 +149,38 @@ def read_result(path: Path) -> Result:
     """Read a result file.
 
     Raises:
-        ValueError: the file is not JSON.
+        ValueError: the file is not JSON, lacks something that reports read, or has the name of another result.
     """
     try:
         found: Result = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not a result file ({error}); delete it, and it is measured again") from None
+        check_result(path.name, found)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(
+            f"{path} is damaged or is not this result: {error}; remove the file and run the command again"
+        ) from None
     return found | {"file": path.name}
+
+
+def unreadable(folder: Path, pattern: str) -> list[str]:
+    """Names of the files of a folder that fit a pattern and are not results."""
+    return sorted(path.name for path in folder.glob(pattern) if _readable(path) is None)
+
+
+def _readable(path: Path) -> Result | None:
+    try:
+        return read_result(path)
+    except ValueError:
+        return None
 
 
 def find(settings: Settings, prefix: str, recipes: Sequence[Recipe], *further: str, **same: Any) -> Result | None:
     """The result of these recipes. With `any_code`, and without a result of this code, the newest of equal recipes.
 
     A recipe of an older schema counts as equal if it is equal with the new keys at their defaults. A result of other
-    code must also have the values of `same`.
+    code must also have the values of `same`. A file of other code that cannot be read is passed over.
+
+    Raises:
+        ValueError: the result of this code cannot be read.
     """
     exact = settings.results / f"{prefix}-{key_of(recipes, *further)}.json"
     if exact.is_file():
@@ -158,7 +189,7 @@ def find(settings: Settings, prefix: str, recipes: Sequence[Recipe], *further: s
         return None
     digits = "[0-9a-f]" * 10
     others = sorted(settings.results.glob(f"{prefix}-{digits}.json"), key=lambda p: p.stat().st_mtime, reverse=True)
-    for found in map(read_result, others):
+    for found in filter(None, map(_readable, others)):
         alike = all(found.get(key) == value for key, value in same.items())
         if alike and _contents(found["recipes"]) == [content(r) for r in recipes]:
             return found | {"other_code": True}
@@ -166,13 +197,15 @@ def find(settings: Settings, prefix: str, recipes: Sequence[Recipe], *further: s
 
 
 def _contents(stored: Iterable[str]) -> list[dict[str, Any]] | None:
-    recipes = [parse_yaml(text, "a stored recipe") for text in stored]
-    for recipe in recipes:
-        if recipe.get("evaluate", {}).get("prompts") is not None:
-            recipe["evaluate"].setdefault("take", "first")  # before there was a choice
+    """The contents of stored recipes; None if one is not a recipe of the present schema."""
     try:
+        recipes = [parse_yaml(text, "a stored recipe") for text in stored]
+        for recipe in recipes:
+            evaluate = recipe.get("evaluate") if isinstance(recipe, dict) else None
+            if isinstance(evaluate, dict) and evaluate.get("prompts") is not None:
+                evaluate.setdefault("take", "first")  # before there was a choice
         return [content(Recipe.model_validate(recipe)) for recipe in recipes]
-    except ValidationError:
+    except ValueError:
         return None
 
 

@@ -18,8 +18,8 @@ from ...training.folder.run_folder import write_text
 from ..claims.claim_tables import grid
 from ..claims.intervals import Interval
 from ..claims.line_charts import Panel, Series, draw
-from ..claims.report import machines, plain
-from ..claims.results import Result, Settings, stamp
+from ..claims.report import machines, origins, plain
+from ..claims.results import Result, Settings, naming, stamp, unreadable
 from ..claims.trainings import Report
 from .race_runs import (
     COMPUTE,
@@ -46,10 +46,10 @@ class Reach:
 
     Attributes:
         reached: number of runs that reach it.
-        runs: number of runs.
+        runs: number of runs, also of those that failed.
         places: geometric mean of the places with its 95 % interval; None unless every run reaches the gain.
         least: geometric mean of the places, with the end of a run in place of what the run does not reach: a lower
-            bound.
+            bound. Runs that failed are not in it; NaN if all failed.
     """
 
     reached: int
@@ -61,6 +61,8 @@ class Reach:
         """The cell of a table."""
         if not self.runs:
             return "–"
+        if self.places is None and not math.isfinite(self.least):
+            return f"– ({self.reached} of {self.runs} reach it)"
         if self.places is None:
             return f"over {_short(self.least)} ({self.reached} of {self.runs} reach it)"
         if self.runs < FEWEST:
@@ -82,17 +84,25 @@ def first_place(run: Result, axis: str, gain: float) -> float | None:
     return None
 
 
-def reach(runs: Sequence[Result], axis: str, gain: float) -> Reach:
-    """Where runs reach a gain on an axis."""
+def reach(runs: Sequence[Result], axis: str, gain: float, failed: int = 0) -> Reach:
+    """Where runs reach a gain on an axis.
+
+    Args:
+        runs: the runs that completed.
+        axis: a name of `AXES`.
+        gain: the gain of the score.
+        failed: number of further runs, which failed. None of them reaches the gain.
+    """
     found = [first_place(run, axis, gain) for run in runs]
     known = [place for place in found if place is not None]
     ends = [run["evaluation"][axis][-1] if place is None else place for run, place in zip(runs, found)]
     least = math.exp(statistics.fmean(map(math.log, ends))) if ends else math.nan
-    if not known or len(known) < len(found):
-        return Reach(len(known), len(found), None, least)
+    count = len(found) + failed
+    if not known or len(known) < count:
+        return Reach(len(known), count, None, least)
     logs = Interval.of(map(math.log, known))
     low, high = (math.exp(v) if math.isfinite(v) else math.nan for v in (logs.low, logs.high))
-    return Reach(len(known), len(found), Interval(math.exp(logs.mean), low, high, len(known)), least)
+    return Reach(count, count, Interval(math.exp(logs.mean), low, high, len(known)), least)
 
 
 def race(settings: Settings, names: Sequence[str], out: Path, report: Report, only_report: bool = False) -> None:
@@ -152,17 +162,20 @@ def write_race(settings: RaceSettings, standings: Sequence[Standing], out: Path)
     """Write `race.md`, `race.json` and `race.svg` into a folder; returns the page."""
     out.mkdir(parents=True, exist_ok=True)
     used = [run for one in standings for run in one.runs.values()]
+    # Without any_code, no file but the results of this code is looked at.
+    unused = unreadable(settings.results, "race-*.json") if settings.any_code else []
     data = {
         "command": command(settings, standings),
         "package": asdict(stamp()),
         "hardware": machines(used),
         "recipes": {one.method: figures(one) for one in standings},
         "other_code": sorted(run["file"] for run in used if run.get("other_code")),
+        "unused": unused,
     }
     text = json.dumps(plain(data), indent=1, allow_nan=False, ensure_ascii=False)
     write_text(out / "race.json", text + "\n")
     write_text(out / "race.svg", figure(standings))
-    write_text(out / "race.md", page(settings, standings, machines(used)))
+    write_text(out / "race.md", page(settings, standings, used, unused))
     return out / "race.md"
 
 
@@ -170,12 +183,16 @@ def figures(standing: Standing) -> dict[str, Any]:
     """The numbers of one recipe."""
     runs = list(standing.runs.values())
     found: dict[str, Any] = {"rate": standing.rate, "choices": standing.choices, "whole": standing.whole}
-    found |= {"settled": not standing.compared, "seeds": sorted(standing.runs), "failed": list(standing.failed)}
+    settled = (standing.rate is not None or standing.method == DEFAULT) and not standing.compared
+    found |= {"settled": settled, "seeds": sorted(standing.runs), "failed": list(standing.failed)}
     if runs:
         found["gain"] = Interval.of(map(gain_at_end, runs))
+    if runs or standing.failed:
         found["reach"] = {
-            axis: {f"{gain:g}": asdict(reach(runs, axis, gain)) for gain in GAINS} for axis in AXES
-        }  # fmt: skip
+            axis: {f"{gain:g}": asdict(reach(runs, axis, gain, len(standing.failed))) for gain in GAINS}
+            for axis in AXES
+        }
+    if runs:
         found["curves"] = {
             seed: {k: run["evaluation"][k] for k in (*AXES, SCORE)} for seed, run in standing.runs.items()
         }
@@ -201,8 +218,17 @@ def mean_gain(runs: Sequence[Result], axis: str) -> tuple[list[float], list[floa
     return grid_of, [float(np.mean([np.interp(place, x, y) for x, y in curves])) for place in grid_of]
 
 
-def page(settings: RaceSettings, standings: Sequence[Standing], hardware: Sequence[str]) -> str:
-    """The page as Markdown."""
+def page(
+    settings: RaceSettings, standings: Sequence[Standing], used: Sequence[Result], unused: Sequence[str] = ()
+) -> str:
+    """The page as Markdown.
+
+    Args:
+        settings: settings of the race.
+        standings: what is known of each recipe.
+        used: the results in the table.
+        unused: names of result files that cannot be read.
+    """
     head = ["recipe", "learning rate", "seeds", "gain at the end"]
     head += [f"{name} to +{gain:.2f}" for gain in GAINS for name in ("states", "seconds")]
     rows = []
@@ -212,7 +238,7 @@ def page(settings: RaceSettings, standings: Sequence[Standing], hardware: Sequen
         rate += " (given)" * one.given
         seeds = ", ".join(map(str, sorted(one.runs))) or "–"
         seeds += f"; failed: {', '.join(map(str, one.failed))}" * bool(one.failed)
-        cells = [reach(runs, axis, gain).text() for gain in GAINS for axis in AXES]
+        cells = [reach(runs, axis, gain, len(one.failed)).text() for gain in GAINS for axis in AXES]
         rows.append([f"`{one.method}`", rate, seeds, _gains(runs), *cells])
     parts = [
         "# The race",
@@ -220,11 +246,19 @@ def page(settings: RaceSettings, standings: Sequence[Standing], hardware: Sequen
         grid(head, rows),
         *_missing(settings, standings),
         "## How it is measured",
-        _how(settings, standings, hardware),
+        _how(settings, standings, machines(used)),
+        *origins(used),
+        *_damaged(unused),
         *_rates(standings),
         *_unsettled(standings),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _damaged(unused: Sequence[str]) -> list[str]:
+    """A paragraph about result files that cannot be read; nothing if there are none."""
+    said = "These result files are damaged or have the name of another result, and are not used; remove them: "
+    return [f"{said}{', '.join(unused)}."] if unused else []
 
 
 def _gains(runs: Sequence[Result]) -> str:
@@ -276,6 +310,7 @@ def _how(settings: RaceSettings, standings: Sequence[Standing], hardware: Sequen
         "the compute have every rate. Then whole runs compare the best rate with the next smaller one, and the choice "
         "goes down while the smaller rate is better. "
     )
+    broken = " A run that failed does not reach the gain, and does not count in the mean."
     gift = "A learning rate that the table calls given was an argument of the command. "
     lines = [
         f"Every published recipe gets {settings.scale * COMPUTE:,.0f} states of its rollouts and updates. A state "
@@ -291,7 +326,7 @@ def _how(settings: RaceSettings, standings: Sequence[Standing], hardware: Sequen
         "reached where the line to the first of two evaluations in a row that show it crosses the gain; the last "
         "evaluation needs no second one. A cell has the geometric mean of the seeds, and its 95 % interval if there "
         "are three or more. If a run never reaches the gain, the cell has a lower bound: the geometric mean in which "
-        "the run counts with its end.",
+        "the run counts with its end." + broken * any(one.failed for one in standings),
         f"Measured with `{command(settings, standings)}`." + "".join(f" {machine}." for machine in hardware),
     ]
     return "\n\n".join(lines)
@@ -303,8 +338,7 @@ def command(settings: RaceSettings, standings: Sequence[Standing]) -> str:
     words = ["flowgrpo", "bench", "race", *(named if named != list(RACERS) else []), *settings.overrides]
     words += ["--seeds", ",".join(map(str, settings.seeds))]
     words += ["--scale", f"{settings.scale:g}", "--budget", f"{settings.budget:g}"]
-    # Results beside the page are found again from the folder in which it was written.
-    words += [] if settings.results.is_absolute() else ["--results", str(settings.results)]
+    words += naming(settings, "race")
     return shlex.join(words + ["--any-code"] * settings.any_code)
 
 
