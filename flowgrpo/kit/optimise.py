@@ -20,7 +20,7 @@ from ..training.folder.run_folder import RunFolder
 from ..training.reporting.reporter import Reporter
 from ..training.session import start
 from .entries import YARDSTICKS
-from .findings import NOTE, WARNING, Report
+from .findings import NOTE, WARNING, Report, finite
 
 CLEAR = 2.0
 """A change counts if it is more than this number of standard errors."""
@@ -47,7 +47,10 @@ class OptimisedSample:
 
 @dataclass(frozen=True)
 class Change:
-    """A mean before and after, the mean change and its standard error over prompts."""
+    """A mean before and after, the mean change and its standard error over prompts.
+
+    All are NaN if no sample has a number both before and after. With one prompt, only the error is NaN.
+    """
 
     before: float
     after: float
@@ -58,6 +61,10 @@ class Change:
     def clear(self) -> bool:
         """Whether the change is more than two standard errors."""
         return abs(self.change) > CLEAR * self.error
+
+    def record(self) -> dict[str, float | None]:
+        """The figures for JSON; one that is not finite is None."""
+        return {name: finite(value) for name, value in vars(self).items()}
 
 
 def short_recipe(spec: RewardSpec, task: str, iterations: int, label: str) -> AnyRecipe:
@@ -165,12 +172,22 @@ def report_change(samples: list[OptimisedSample], task: str, label: str, report:
         sides = ([sample.scores_before[name] for sample in samples], [sample.scores_after[name] for sample in samples])
         before, after = ([math.nan if value is None else value for value in side] for side in sides)
         changes[name] = change_of(before, after, prompts)
-    report.tables["optimised"] = {name: vars(change) for name, change in changes.items()}
+    report.tables["optimised"] = {name: change.record() for name, change in changes.items()}
     listed = "; ".join(f"{name} {_told(change)}" for name, change in changes.items())
     right = YARDSTICKS[task][0].label or YARDSTICKS[task][0].name
     own, gold = changes[label], changes.get(right)
     report.add("optimised", NOTE, f"on {len(samples)} held-out samples: {listed}", "", change=own.change)
-    if own.clear and own.change < 0:
+    if math.isnan(own.change):
+        report.add(
+            "optimised", WARNING, "no held-out sample has a score both before and after, so its change is not known",
+            "The prompts are those of the embedded model; train with a recipe of prompts to which it applies.",
+        )  # fmt: skip
+    elif math.isnan(own.error):
+        report.add(
+            "optimised", NOTE, "it applies to one held-out prompt only, so its change has no standard error",
+            "Nothing can be said of other prompts.",
+        )  # fmt: skip
+    elif own.clear and own.change < 0:
         report.add("optimised", WARNING, f"training for it lowered it: {_told(own)}", "Is its sign right?")
     elif not own.clear:
         report.add("optimised", NOTE, "it did not change clearly", "Give the run more iterations (--iterations).")
@@ -184,14 +201,17 @@ def report_change(samples: list[OptimisedSample], task: str, label: str, report:
     told = []
     for name, measure in features.items():
         change = change_of(measure(True), measure(False), prompts)
-        report.tables.setdefault("features", {})[name] = vars(change)
+        report.tables.setdefault("features", {})[name] = change.record()
         if change.clear and abs(change.change) > VISIBLE:
             told.append(f"{name} {_told(change)}")
     report.add("preference", NOTE, f"what changed in the samples: {'; '.join(told) or 'no plain feature clearly'}")
 
 
 def _told(change: Change) -> str:
-    return f"{change.before:.4g} → {change.after:.4g} ({change.change:+.3g} ± {change.error:.2g})"
+    if math.isnan(change.change):
+        return "without a score"
+    error = ", no standard error" if math.isnan(change.error) else f" ± {change.error:.2g}"
+    return f"{change.before:.4g} → {change.after:.4g} ({change.change:+.3g}{error})"
 
 
 def _features(samples: list[OptimisedSample], task: str) -> dict[str, Callable[[bool], list[float]]]:

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from flowgrpo.configs.load import RecipeError
-from flowgrpo.kit.findings import Report
+from flowgrpo.kit.findings import NOTE, WARNING, Report
 from flowgrpo.kit.optimise import change_of, read_samples, report_change, short_recipe
 from flowgrpo.kit.sheet import write_sheet
 from flowgrpo.rewards.base import RewardSpec
@@ -94,6 +94,34 @@ def test_completions_have_features_of_their_own(tmp_path: Path):
     report = Report("mine", "text")
     report_change(read_samples(run), "text", "mine", report)
     assert report.tables["features"]["words"] == {"before": 1.5, "after": 3.5, "change": 2.0, "error": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("scored", "severity", "says", "told"),
+    [
+        (0, WARNING, "no held-out sample has a score both before and after", "mine without a score"),
+        (1, NOTE, "one held-out prompt only", "mine 1 → 2 (+1, no standard error)"),
+    ],
+)
+def test_a_reward_without_a_standard_error_keeps_its_report(
+    tmp_path: Path, scored: int, severity: str, says: str, told: str
+):
+    run = RunFolder.create(tmp_path / "run", "name: x\n")
+    for iteration, value in ((0, 1.0), (4, 2.0)):
+        records = [
+            {"prompt": f"p{k}", "prompt_id": k, "seed": 0, "rewards": {"mine": value if k < scored else None}}
+            for k in (0, 1)
+        ]
+        run.save_samples("eval", iteration, ["a", "b"], records)
+    report = Report("mine", "text")
+    report_change(read_samples(run), "text", "mine", report)
+    listed, judged = [finding for finding in report.findings if finding.code == "optimised"]
+    assert listed.seen.endswith(told)
+    assert judged.severity == severity
+    assert says in judged.seen
+    record = json.loads(report.as_json())["tables"]["optimised"]["mine"]
+    assert record["error"] is None
+    assert record["change"] == (1.0 if scored else None)
 
 
 def test_a_run_with_one_evaluation_is_refused(tmp_path: Path):
