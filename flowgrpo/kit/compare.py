@@ -18,7 +18,7 @@ from ..rewards.base import RewardSpec
 from .findings import finite
 from .given_samples import GivenSample, scores_of
 from .material import groups_of
-from .spread import correlations, describe, order_kept, within_spread
+from .spread import correlations, describe, order_shared, within_spread
 
 SHOWN = 80
 """Characters of a completion that the text shows; the JSON file has all of it."""
@@ -50,19 +50,21 @@ class RewardComparison:
         return found / spread if spread > 0 else found
 
     def pairs(self) -> list[dict[str, Any]]:
-        """Agreement of every two rewards: Pearson's and Spearman's correlation, and the share of the pairs within a
-        group that both rewards order alike. An undefined number is None."""
+        """Agreement of every two rewards: Pearson's and Spearman's correlation, the share of the pairs within a group
+        that both rewards order alike, and the number of these pairs. Only pairs that both rewards tell apart count. An
+        undefined number is None."""
         rows = []
         for first, second in combinations(self.scores, 2):
             one, other = self.scores[first], self.scores[second]
             pearson, spearman = correlations(one, other)
-            kept = order_kept(one, other, self.groups)
+            alike, counted = order_shared(one, other, self.groups)
             rows.append(
                 {
                     "rewards": [first, second],
                     "pearson": finite(pearson),
                     "spearman": finite(spearman),
-                    "order_within": finite(kept),
+                    "order_within": finite(alike),
+                    "pairs_within": counted,
                     "both": int((~(one.isnan() | other.isnan())).sum()),
                 }
             )
@@ -100,7 +102,8 @@ class RewardComparison:
             first, second = row["rewards"]
             lines.append(
                 f"\n{first} and {second}: Pearson {_number(row['pearson'])}, Spearman {_number(row['spearman'])}, "
-                f"{_share(row['order_within'])} of the pairs of a group in the same order (50% is chance)"
+                f"{_share(row['order_within'])} of the {row['pairs_within']} pairs within groups that both tell apart "
+                "in the same order (50% is chance)"
             )
             for item in self.differences(first, second, most):
                 told = ", ".join(

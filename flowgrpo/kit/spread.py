@@ -128,6 +128,23 @@ def order_kept(first: Tensor, second: Tensor, groups: Sequence[int]) -> float:
     return kept / pairs if pairs else math.nan
 
 
+def order_shared(first: Tensor, second: Tensor, groups: Sequence[int]) -> tuple[float, int]:
+    """Share of the pairs within a group that both order alike, and the number of these pairs; 1/2 is chance.
+
+    Only a pair that both tell apart counts, so the share is the same with `first` and `second` exchanged.
+
+    Returns:
+        A share in [0, 1], NaN without such a pair; and the number of pairs.
+    """
+    alike = pairs = 0
+    for part in _parts(groups, first + second):
+        one, other = (values[part].unsqueeze(0) - values[part].unsqueeze(1) for values in (first, second))
+        signs = other[(one > 0) & (other != 0)].sign()
+        alike += int((signs > 0).sum())
+        pairs += len(signs)
+    return (alike / pairs if pairs else math.nan), pairs
+
+
 def correlations(first: Tensor, second: Tensor) -> tuple[float, float]:
     """Pearson's and Spearman's correlation over the samples that both score; NaN where one of them is constant."""
     from scipy import stats

@@ -20,6 +20,9 @@ def dark_red(images, prompts):
 def blue(images, prompts):
     return images[:, 2].mean((1, 2))
 
+def bright(images, prompts):
+    return (images[:, 0].mean((1, 2)) > 0.3).float()
+
 def half(images, prompts):
     return [None if p == "a dog" else x for p, x in zip(prompts, images[:, 0].mean((1, 2)).tolist())]
 """
@@ -50,6 +53,15 @@ def test_scores_agreement_and_grouping(compared):
     assert pairs["red", "blue"]["order_within"] == 1
     # Ranks 1, 2.5, 4, 2.5, 5 against 1.5, 3.5, 5, 1.5, 3.5.
     assert pairs["red", "blue"]["spearman"] == pytest.approx(6.5 / (9.5 * 9) ** 0.5)
+
+
+def test_the_order_of_the_names_does_not_matter(compared):
+    """Of red's four pairs, bright tells three apart, and orders them as red does."""
+    for names in (("red", "bright"), ("bright", "red")):
+        found = compared(*names)
+        (pair,) = found.pairs()
+        assert (pair["order_within"], pair["pairs_within"]) == (1.0, 3)
+        assert "100% of the 3 pairs within groups that both tell apart in the same order" in found.text(0)
 
 
 def test_the_pictures_on_which_they_differ_most(compared):
@@ -97,8 +109,8 @@ def test_completions_are_compared_within_each_evaluation(tmp_path: Path):
     assert found.scores["answer"].tolist() == [1, 0, 0, 1] * 2
     assert found.scores["digit_share"].tolist() == [1, 0, 1, 1] * 2
     (pair,) = found.pairs()
-    # In every second group digit_share has a tie, which counts as half.
-    assert pair["order_within"] == 0.75
+    # In every second group digit_share has a tie, which does not count.
+    assert (pair["order_within"], pair["pairs_within"]) == (1.0, 2)
     shown = found.text(1)
     assert shown.splitlines()[0] == "8 completions, 4 groups of one prompt at one moment of the run"
     assert json.loads(found.as_json(1))["samples"][1] == {

@@ -6,7 +6,15 @@ import pytest
 import torch
 from scipy import stats
 
-from flowgrpo.kit.spread import correlations, describe, farthest, noise_share, order_kept, within_spread
+from flowgrpo.kit.spread import (
+    correlations,
+    describe,
+    farthest,
+    noise_share,
+    order_kept,
+    order_shared,
+    within_spread,
+)
 
 NAN = math.nan
 
@@ -73,6 +81,18 @@ def test_order_kept_is_kendalls_tau_where_there_are_no_ties():
     first, second = (torch.rand(30, generator=generator, dtype=torch.float64) for _ in range(2))
     tau = stats.kendalltau(first, second).statistic
     assert order_kept(first, second, [0] * 30) == pytest.approx((1 + tau) / 2)
+
+
+def test_order_shared_counts_the_pairs_that_both_tell_apart():
+    groups = [0, 0, 0, 1, 1]
+    first, second = tensor(1, 2, 3, 9, 1), tensor(3, 1, 3, 2, 1)
+    # Of the pairs 12, 13, 23 and 45, the first is turned round and the second is a tie.
+    assert order_shared(first, second, groups) == order_shared(second, first, groups) == (2 / 3, 3)
+    assert order_shared(first, -first, groups) == (0, 4)
+    share, pairs = order_shared(first, first * 0, groups)
+    assert math.isnan(share)
+    assert pairs == 0
+    assert order_shared(tensor(1, 2, NAN), tensor(1, 2, 3), [0, 0, 0]) == (1, 1)
 
 
 def test_correlations():
