@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ..rewards.base import RewardSpec
-from .contract import check_contract
+from ..rewards.registry import outline
+from .contract import check_contract, check_full_call
 from .edge_inputs import check_edges, compare_with_ordinary
 from .entries import YARDSTICKS
 from .findings import NOTE, WARNING, Report
@@ -67,7 +68,8 @@ def check_reward(spec: RewardSpec, plan: CheckPlan, tell: Callable[[str], object
         A report; see `Report.count` for the number of faults.
 
     Raises:
-        ValueError: the reward or its samples cannot be made; a folder, file or option is wrong.
+        ValueError: the reward, its samples or a reward to compare with cannot be made; two rewards to compare with have
+            one name; a folder, file or option is wrong.
         MissingDependency: the reward needs a package that is not installed.
     """
     tell("making the reward")
@@ -88,10 +90,18 @@ def check_on(
     report: Report,
     tell: Callable[[str], object] = _say_nothing,
 ) -> Report:
-    """Run all checks on given material; checks that need only a few samples take them from the first set."""
-    name, material = next(iter(sets.items()))
-    trial.require_columns(material)
-    few = material.few()
+    """Run all checks on given material; checks that need only a few samples take them from the first set.
+
+    Raises:
+        ValueError: a column is missing, or a reward to compare with has a wrong name or the name of another one.
+        MissingDependency: a reward needs a package that is not installed.
+    """
+    main = next(iter(sets.values()))
+    trial.require_columns(main)
+    for name, material in sets.items():
+        _named_once(_others(trial, material, plan, name))
+    rows = main.few_rows()
+    few = main.take(rows)
     if trial.reward.report:
         report.lines.append(f"it says of itself: {trial.reward.report}")
     tell("repetition, order, other samples in the call, cost")
@@ -103,22 +113,27 @@ def check_on(
     for name, material in sets.items():
         tell(f"distribution over {material.source}")
         scored = trial.score(material)
-        if scored.failed:
+        nothing = bool(scored.values.isnan().all())
+        if material is main:
+            check_full_call(trial, material, rows, first.values, scored, report)
+            if nothing:
+                report.skipped["distribution, noise"] = "it gives no number in the call with all samples"
+        elif nothing:
+            why = " ".join(scored.failure.split()) or "all scores are NaN"
             report.add(
-                "samples", NOTE, f"it does not score {material.source}: {' '.join(scored.failure.split()):.300}",
-                "Leave them out with --prompts 0.",
-            )  # fmt: skip
+                "samples", NOTE, f"it does not score {material.source}: {why:.300}", "Leave them out with --prompts 0."
+            )
+        if nothing:
             continue
         check_distribution(material, scored.values, report, name)
-        if material is next(iter(sets.values())):
+        if material is main:
             compare_with_ordinary(scored.values, report)
         _agreement(trial, material, scored.values, plan, report, name)
     if report.has("random", "state"):
         report.skipped["noise"] = "its scores change from call to call; mend that first"
-    else:
+    elif "distribution, noise" not in report.skipped:
         tell("versions that look alike")
-        material = next(iter(sets.values()))
-        check_signal(trial, material, trial.score(material).values, report)
+        check_signal(trial, main, trial.score(main).values, report)
         _check_prompt_use(trial, few, first.values, report)
     check_range(trial, plan.declared, report)
     report.lines.append(f"scored {trial.watch.samples} samples in {trial.watch.calls} calls")
@@ -157,14 +172,28 @@ def _note_folder(pictures: list[LabelledPicture], taken: Material, report: Repor
         )  # fmt: skip
 
 
-def _agreement(trial: Trial, material: Material, values: Tensor, plan: CheckPlan, report: Report, name: str) -> None:
+def _others(trial: Trial, material: Material, plan: CheckPlan, name: str) -> list[RewardSpec]:
+    """The rewards to compare with on a set: the yardsticks on samples of the embedded models, then the user's."""
     embedded = name == "samples" and (trial.task == "images" or "answer" in material.columns)
-    others = [*(YARDSTICKS[trial.task] if embedded else ()), *plan.against]
+    made = [(spec.name, dict(spec.options)) for spec in (trial.spec, *plan.against)]
+    yardsticks = [spec for spec in YARDSTICKS[trial.task] if embedded and (spec.name, dict(spec.options)) not in made]
+    return [*yardsticks, *(spec for spec in plan.against if (spec.name, dict(spec.options)) != made[0])]
+
+
+def _named_once(others: Sequence[RewardSpec]) -> None:
+    names = [outline(spec).name for spec in others]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"two rewards are called {twice[0]!r}; give one of them a `label`")
+
+
+def _agreement(trial: Trial, material: Material, values: Tensor, plan: CheckPlan, report: Report, name: str) -> None:
     found: dict[str, Tensor] = {}
-    for spec in others:
-        if (spec.name, dict(spec.options)) == (trial.spec.name, dict(trial.spec.options)):
+    for spec in _others(trial, material, plan, name):
+        if trial.frames is not None and spec in YARDSTICKS[trial.task] and spec not in plan.against:
+            report.skipped[f"agreement with {spec.label or spec.name}"] = "it scores pictures, and no videos"
             continue
-        other = Trial(spec, trial.task)
+        other = Trial(spec, trial.task, trial.frames)
         try:
             other.require_columns(material)
             scored = other.score(material)
@@ -181,13 +210,15 @@ def _check_prompt_use(trial: Trial, few: Material, values: Tensor, report: Repor
     """Check whether the words of a prompt change the scores, and whether the last words of a long prompt still do."""
     if len(set(few.prompts)) < 2:
         return
-    turned = trial.score(few.asked(few.prompts[::-1]))
+    distinct = list(dict.fromkeys(few.prompts))
+    following = dict(zip(distinct, [*distinct[1:], distinct[0]], strict=True))
+    turned = trial.score(few.asked([following[prompt] for prompt in few.prompts]))
     if turned.failed:
         return
     if torch.equal(turned.values.nan_to_num(), values.nan_to_num()):
         report.add("prompt", NOTE, "its scores do not depend on the words of the prompts (tried with equal columns)")
         return
-    beginning = " ".join([few.prompts[0]] * (400 // max(len(few.prompts[0].split()), 1)))
-    ends = [trial.score(few.asked([f"{beginning} {end}"] * len(few))) for end in few.prompts[:: len(few) - 1]]
+    beginning = " ".join([distinct[0]] * (400 // max(len(distinct[0].split()), 1)))
+    ends = [trial.score(few.asked([f"{beginning} {end}"] * len(few))) for end in (distinct[0], distinct[-1])]
     if not any(scored.failed for scored in ends) and torch.equal(*(scored.values.nan_to_num() for scored in ends)):
         report.add("prompt", NOTE, "the end of a 400-word prompt does not change its scores: it may cut long prompts")

@@ -217,9 +217,69 @@ def _check_batch(trial: Trial, material: Material, values: Tensor, report: Repor
         worst = max(worst, farthest(values[rows], scored.values))
     severity = graded(worst, values)
     if severity:
-        gap = "changes between a number and NaN" if math.isinf(worst) else f"changes by up to {worst:.3g}"
-        advice = _REPAIR if severity == FAULT else "Another batch size rounds in another way; compute in float32."
-        report.add("batch", severity, f"a score {gap} ({_spread(worst, values)}) {what}", advice, gap=worst)
+        _add_batch(worst, severity, values, what, report)
+
+
+def _add_batch(gap: float, severity: str, values: Tensor, what: str, report: Report, more: str = "") -> None:
+    change = "changes between a number and NaN" if math.isinf(gap) else f"changes by up to {gap:.3g}"
+    advice = _REPAIR + more if severity == FAULT else "Another batch size rounds in another way; compute in float32."
+    report.add("batch", severity, f"a score {change} ({_spread(gap, values)}) {what}", advice, gap=gap)
+
+
+def check_full_call(
+    trial: Trial, material: Material, rows: list[int], values: Tensor, full: TrialScores, report: Report
+) -> None:
+    """Compare a call with all samples with the first call, which had few of them.
+
+    Args:
+        trial: the reward.
+        material: B samples.
+        rows: rows of the samples in the first call.
+        values: their scores in that call, at least one of which is a number.
+        full: what the call with all B samples gave.
+        report: gets the findings.
+    """
+    if full.failed:
+        report.add(
+            "scores" if full.invalid else "failure", FAULT,
+            f"it scores the first {len(rows)} samples, and fails on {material.source}: {full.failure}",
+            "A call in training may have as many samples; set `batch_size` if it takes fewer.",
+        )  # fmt: skip
+    elif full.values.isnan().all():
+        report.add(
+            "absent", FAULT, f"it gives numbers in the first call, with {len(rows)} samples, and none in the call with "
+            f"all {len(material)}",
+            "NaN says that it does not apply. Raise an error if it cannot score, for example because a quota is spent.",
+            absent=len(material),
+        )  # fmt: skip
+    elif not report.has("random", "state", "order", "batch"):
+        _compare_calls(trial, material, rows, values, full.values, report)
+
+
+def _compare_calls(
+    trial: Trial, material: Material, rows: list[int], values: Tensor, full: Tensor, report: Report
+) -> None:
+    if trial.reward.whole_group:
+        # The first call has parts of groups, whose scores may differ from those of the whole groups.
+        rows = [row for row, group in enumerate(material.groups) if group == material.groups[0]]
+        if len(rows) == len(material):
+            return
+        values = trial.score(material.take(rows)).values
+    gap = farthest(values, full[rows])
+    severity = graded(gap, values)
+    known = any(finding.code in ("random", "state", "order", "batch") for finding in report.findings)
+    if severity is None or (severity == NOTE and known):
+        return
+    part = material.take(rows)
+    # A reward that rarely draws a random number may have passed the repetition of the first call.
+    repeated = max(farthest(values, trial.score(part).values), farthest(full, trial.score(material).values))
+    if graded(repeated, values) in (severity, FAULT):
+        code, why, advice = _cause_of_change(trial, part)
+        seen = f"scores of the same samples differ by up to {repeated:.3g} ({_spread(repeated, values)}): {why}"
+        report.add(code, severity, seen, advice, gap=repeated)
+        return
+    what = f"in the call with all {len(material)} samples, compared with a call with {len(rows)} of them"
+    _add_batch(gap, severity, values, what, report, " If it splits a large call, look at where the parts go.")
 
 
 def _check_costs(trial: Trial, material: Material, report: Report) -> None:

@@ -66,15 +66,19 @@ class Material:
 
     def few(self, most: int = 12, of_each: int = 4) -> Material:
         """At most `most` samples, and at most `of_each` of a group if there are several groups."""
+        return self.take(self.few_rows(most, of_each))
+
+    def few_rows(self, most: int = 12, of_each: int = 4) -> list[int]:
+        """The rows of the samples that `few` takes."""
         if len(set(self.groups)) == 1:
-            return self.take(range(min(len(self), most)))
+            return list(range(min(len(self), most)))
         counted: Counter[int] = Counter()
         rows = []
         for row, group in enumerate(self.groups):
             counted[group] += 1
             if counted[group] <= of_each:
                 rows.append(row)
-        return self.take(rows[:most])
+        return rows[:most]
 
     def changed(self, samples: Tensor | list[str]) -> Material:
         """This material with other samples."""

@@ -130,6 +130,10 @@ def moving(images, prompts):
     assert images.shape[1] == 4
     assert (images[:, 1, ..., 1:] == images[:, 0, ..., :-1]).all()
     return (images[:, 1] - images[:, 0]).abs().mean(dim=(1, 2, 3))
+
+def frames(images, prompts):
+    assert images.shape[1:3] == (4, 3)
+    return moving(images, prompts) * 2
 """
 
 
@@ -144,6 +148,48 @@ def test_a_reward_of_videos_gets_videos(tmp_path: Path, scenes: Material):
     assert failure.advice.endswith("A reward of videos is checked with --frames.")
     with pytest.raises(ValueError, match="scores completions, which have no frames"):
         Trial(RewardSpec("math"), "text", frames=4)
+
+
+def test_rewards_to_compare_with_get_the_same_videos(tmp_path: Path, scenes: Material):
+    (tmp_path / "films.py").write_text(FILMS)
+    moving, frames = (RewardSpec(f"{tmp_path / 'films.py'}:{name}") for name in ("moving", "frames"))
+    plan = CheckPlan(frames=4, against=[frames, RewardSpec("proxy", label="other")])
+    report = check_on(Trial(moving, frames=4), {"samples": scenes}, plan, Report("moving", "images"))
+    assert report.tables["agreement/samples"] == {
+        "frames": {"pearson": pytest.approx(1), "spearman": pytest.approx(1), "order_within": 1}
+    }
+    assert report.skipped["agreement with gold_dense"] == "it scores pictures, and no videos"
+    assert "give single images" in report.skipped["agreement with other"]
+
+
+@pytest.mark.parametrize(("labels", "name"), [((None, None), "corner"), ((None, "proxy"), "proxy")])
+def test_two_rewards_of_one_name_are_refused_before_anything_is_scored(
+    labels: tuple[str | None, ...], name: str, scenes: Material
+):
+    others = [RewardSpec(f"{CULPRITS}:corner", label=label) for label in labels]
+    trial = Trial(RewardSpec(f"{CULPRITS}:brightness"))
+    with pytest.raises(ValueError, match=f"two rewards are called '{name}'; give one of them a `label`"):
+        check_on(trial, {"samples": scenes}, CheckPlan(against=others), Report("brightness", "images"))
+    assert trial.watch.calls == 0
+
+
+def test_a_yardstick_that_is_named_as_well_is_scored_once(scenes: Material):
+    trial = Trial(RewardSpec(f"{CULPRITS}:brightness"))
+    plan = CheckPlan(against=[RewardSpec("proxy")])
+    report = check_on(trial, {"samples": scenes}, plan, Report("brightness", "images"))
+    assert list(report.tables["agreement/samples"]) == ["gold_dense", "proxy"]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 0), (0, 0, 1), (0, 1, 2)])
+def test_the_order_of_the_prompts_does_not_hide_that_they_matter(order: tuple[int, ...], tmp_path: Path):
+    (tmp_path / "mine.py").write_text(
+        "def asked(completions, prompts):\n    return [len(p) + len(c) / 100 for p, c in zip(prompts, completions)]\n"
+    )
+    prompts = [["what?", "what is longer?", "and this, which is still longer?"][k] for k in order]
+    texts = ["aa", "bbb", "cccc"]
+    material = Material(texts, prompts, {}, list(order), ["1", "2", "3"], "three completions")
+    report = examine(RewardSpec(f"{tmp_path / 'mine.py'}:asked"), material)
+    assert [finding.seen for finding in report.findings if finding.code == "prompt"] == []
 
 
 def test_what_a_reward_says_of_itself_is_shown(scenes: Material, tmp_path: Path):
