@@ -235,7 +235,7 @@ def check_full_call(
         trial: the reward.
         material: B samples.
         rows: rows of the samples in the first call.
-        values: their scores in that call, at least one of which is a number.
+        values: their scores in that call; at least one is a number.
         full: what the call with all B samples gave.
         report: gets the findings.
     """
@@ -260,7 +260,7 @@ def _compare_calls(
     trial: Trial, material: Material, rows: list[int], values: Tensor, full: Tensor, report: Report
 ) -> None:
     if trial.reward.whole_group:
-        # The first call has parts of groups, whose scores may differ from those of the whole groups.
+        # The first call has parts of groups, and a part of a group may have other scores than the whole group.
         rows = [row for row, group in enumerate(material.groups) if group == material.groups[0]]
         if len(rows) == len(material):
             return

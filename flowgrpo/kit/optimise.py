@@ -180,7 +180,7 @@ def report_change(samples: list[OptimisedSample], task: str, label: str, report:
     if math.isnan(own.change):
         report.add(
             "optimised", WARNING, "no held-out sample has a score both before and after, so its change is not known",
-            "The prompts are those of the embedded model; train with a recipe of prompts to which it applies.",
+            "The prompts belong to the embedded model; train with prompts to which the reward applies.",
         )  # fmt: skip
     elif math.isnan(own.error):
         report.add(

@@ -46,7 +46,7 @@ class Reach:
 
     Attributes:
         reached: number of runs that reach it.
-        runs: number of runs, also of those that failed.
+        runs: number of runs; failed runs count too.
         places: geometric mean of the places with its 95 % interval; None unless every run reaches the gain.
         least: geometric mean of the places, with the end of a run in place of what the run does not reach: a lower
             bound. Runs that failed are not in it; NaN if all failed.
