@@ -13,6 +13,7 @@ import ssl
 import threading
 import urllib.request
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ from flowgrpo.pipelines.conformance.videos import VIDEOS
 from flowgrpo.rewards import RewardSet, RewardSpec
 from flowgrpo.rewards.registry import check_options, resolve
 from flowgrpo.training.folder.run_folder import RunFolder
-from flowgrpo.training.planning import levels_of, planner
+from flowgrpo.training.recipe_plans import check_plans
 from tests.convert.samples_of_tools import BASE, CONFIGS
 from tests.doc_commands_read import PAGES, Example, examples
 from tests.doc_commands_reader import EMBEDDED, NoRule, Reader, Rule, given
@@ -99,13 +100,15 @@ def small_recipe(reader: Reader, source: str, overrides: Sequence[str]) -> list[
         if recipe.model.path not in EMBEDDED:
             small += ["model.path=arithmetic", "model.dtype=float32", "model.system=null"]
     _put_files(reader, recipe)
-    try:
-        smaller = load_recipe(source, [*overrides, *small, "rollout.group=4"])
-        if isinstance(smaller, Recipe | MaskedRecipe):
-            planner(smaller, levels_of(smaller))(0)
-    except ValueError:
-        return small  # the recipe splits or selects samples in larger groups
-    return [*small, "rollout.group=4"]
+    few = ["sampler.steps=6", "sampler.sigmas=null"] if isinstance(recipe, Recipe) else []
+    for more in ([*few, "rollout.group=4"], ["rollout.group=4"], few):
+        # Some recipes split or select samples in larger groups, or train more steps than these.
+        with suppress(ValueError):
+            smaller = load_recipe(source, [*overrides, *small, *more])
+            if isinstance(smaller, Recipe | MaskedRecipe):
+                check_plans(smaller)
+            return [*small, *more]
+    return small
 
 
 def _put_sdar(reader: Reader) -> Path:
