@@ -50,9 +50,8 @@ class RewardComparison:
         return found / spread if spread > 0 else found
 
     def pairs(self) -> list[dict[str, Any]]:
-        """Agreement of every two rewards: Pearson's and Spearman's correlation, the share of the pairs within a group
-        that both rewards order alike, and the number of these pairs. Only pairs that both rewards tell apart count. An
-        undefined number is None."""
+        """Agreement of every two rewards: Pearson's and Spearman's correlation, and of the pairs within a group that
+        both rewards tell apart, the number and the share in equal order. An undefined number is None."""
         rows = []
         for first, second in combinations(self.scores, 2):
             one, other = self.scores[first], self.scores[second]

@@ -129,12 +129,12 @@ def order_kept(first: Tensor, second: Tensor, groups: Sequence[int]) -> float:
 
 
 def order_shared(first: Tensor, second: Tensor, groups: Sequence[int]) -> tuple[float, int]:
-    """Share of the pairs within a group that both order alike, and the number of these pairs; 1/2 is chance.
+    """Share of the pairs within a group that `first` and `second` put in the same order; 1/2 is chance.
 
-    Only a pair that both tell apart counts, so the share is the same with `first` and `second` exchanged.
+    A pair counts if both scores tell its samples apart. So the share is the same with `first` and `second` exchanged.
 
     Returns:
-        A share in [0, 1], NaN without such a pair; and the number of pairs.
+        A share in [0, 1], NaN if no pair counts; and the number of pairs that count.
     """
     alike = pairs = 0
     for part in _parts(groups, first + second):

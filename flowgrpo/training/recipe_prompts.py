@@ -72,11 +72,10 @@ def pictured(recipe: AnyRecipe, rows: list[PromptRow], source: str) -> list[Prom
             f"its picture, or a list of paths, in a column `{IMAGE}`{named}"
         )
     for row in found:
-        shown = row.pictures if isinstance(row.pictures, tuple) else (row.pictures,)
         for asked in (row, *(templated(row, template) for template in templates)):
             talk = [asked.text] if asked.messages is None else [one["content"] for one in asked.messages]
             try:
-                marked(talk, len(shown))
+                marked(talk, len(row.shown))
             except ValueError as error:
                 raise ValueError(f"{row.place or source}: {error}") from None
     # Rewards get the paths as `image`, and no column may be called as what they get anyway.

@@ -86,7 +86,7 @@ def test_samples_of_other_pictures_are_no_samples_of_one_prompt(run: Path, tmp_p
     assert sorted(ballot.left.shot.prompt_id for ballot in ballots) == ["0", "1"]
     assert all(ballot.left.shot.prompt_id == ballot.right.shot.prompt_id for ballot in ballots)
 
-    # The second pair of these words and this seed is about the dog.
+    # Two pairs have these words and this seed: the first is about the cat, and the second about the dog.
     place = {"phase": "eval", "prompt": WORDS, "seed": "1", "sample": 1, "iteration": None}
     runs = [{"id": "x", "name": "n", "folder": "run", "marks": [{**place, "favourite": True, "note": "", "time": ""}]}]
     marks, votes = tmp_path / "marks.json", tmp_path / "favourites.jsonl"

@@ -116,9 +116,8 @@ def _groups(batch: Batch, iteration: int) -> list[Packed]:
         rows = [k for k, owner in enumerate(e.prompt_of_sample) if owner == p]
         about: Packed = {"row": [row.id, row.text, dict(row.columns), row.messages], "prompt": list(e.prompts[p])}
         if row.pictures is not None:
-            shown = [row.pictures] if isinstance(row.pictures, Picture) else row.pictures
             # A checkpoint has the paths. Pictures are read again when they come back.
-            about |= {"pictures": [str(one.path) for one in shown], "read_from": row.place}
+            about |= {"pictures": [str(one.path) for one in row.shown], "read_from": row.place}
         found.append({"place": place, "iteration": iteration, **about, **packed(e, batch.scores, rows)})
     return found
 

@@ -37,10 +37,7 @@ class PromptPictures:
             ValueError: a picture can no longer be read.
             OSError: a copy cannot be written.
         """
-        if row.pictures is None:
-            return []
-        given = [row.pictures] if isinstance(row.pictures, Picture) else row.pictures
-        return [self._copy(picture) for picture in given]
+        return [self._copy(picture) for picture in row.shown]
 
     def _copy(self, picture: Picture) -> str:
         if picture.path not in self._names:

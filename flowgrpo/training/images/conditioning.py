@@ -89,5 +89,4 @@ def illustrated(
 
 def _deciding(row: PromptRow) -> Picture:
     """The picture that gives the size of the samples where the call does not: the last of several."""
-    assert row.pictures is not None
-    return row.pictures if isinstance(row.pictures, Picture) else row.pictures[-1]
+    return row.shown[-1]

@@ -56,6 +56,13 @@ class PromptRow:
             return ConditionedPrompt(self.text, image=self.pictures.read())
         return ConditionedPrompt(self.text, image=[picture.read() for picture in self.pictures])
 
+    @property
+    def shown(self) -> tuple[Picture, ...]:
+        """The pictures of the prompt, however many there are."""
+        if self.pictures is None:
+            return ()
+        return (self.pictures,) if isinstance(self.pictures, Picture) else tuple(self.pictures)
+
     def with_columns(self, added: Mapping[str, Any]) -> PromptRow:
         """The prompt with further columns; a column that it has already is replaced."""
         return replace(self, columns={**self.columns, **added})
