@@ -76,7 +76,19 @@ def read_prompts(source: str, fetch: bool = True) -> list[PromptRow]:
     if isinstance(found.rows, StoredTable):
         return stored_rows(found.rows, found.chosen, named)
     entries = found.rows[found.chosen.start : found.chosen.stop]
-    return [row_of(place, index, entry, named.column) for index, (place, entry) in enumerate(entries)]
+    return _with_same_columns(
+        [row_of(place, index, entry, named.column) for index, (place, entry) in enumerate(entries)]
+    )
+
+
+def _with_same_columns(rows: list[PromptRow]) -> list[PromptRow]:
+    """The prompts with the columns of all of them, None where a line of a file lacks a column, as in a table.
+
+    An iteration, or a process, may have only prompts that lack a column which a reward takes.
+    """
+    names = column_names(rows)
+    empty = dict.fromkeys(names)
+    return [row if len(row.columns) == len(names) else row.with_columns({**empty, **row.columns}) for row in rows]
 
 
 def _refuse_words_of_sets(source: PromptSource) -> None:

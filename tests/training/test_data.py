@@ -45,12 +45,24 @@ def test_jsonl_columns_keep_their_values(tmp_path: Path):
     )
     rows = read_prompts(source)
     assert rows[0] == PromptRow(0, "a", {"include": [{"class": "star"}], "n": 2})
-    assert rows[1] == PromptRow(1, "b", {"n": None})
+    assert rows[1] == PromptRow(1, "b", {"include": None, "n": None})
+
+
+def test_a_prompt_without_a_column_of_another_has_none_in_it(tmp_path: Path):
+    """An iteration may have only prompts without the column, and a reward gets it all the same."""
+    file = tmp_path / "p.jsonl"
+    file.write_text('{"prompt": "a"}\n{"prompt": "b", "n": 1}\n{"prompt": "c", "m": 2, "n": 3}\n', encoding="utf-8")
+    first, second, third = read_prompts(str(file))
+    assert columns_of([first]) == {"n": [None], "m": [None]}
+    assert columns_of([second, third]) == {"n": [1, 3], "m": [None, 2]}
+    mixed = tmp_path / "p.json"
+    mixed.write_text('["a", {"prompt": "b", "n": 1}]', encoding="utf-8")
+    assert [dict(row.columns) for row in read_prompts(str(mixed))] == [{"n": None}, {"n": 1}]
 
 
 def test_json_lists_hold_objects_or_texts(tmp_path: Path):
     source = written(tmp_path, "p.json", '[{"prompt": "a", "tag": "x"},\n "b"]')
-    assert read_prompts(source) == [PromptRow(0, "a", {"tag": "x"}), PromptRow(1, "b")]
+    assert read_prompts(source) == [PromptRow(0, "a", {"tag": "x"}), PromptRow(1, "b", {"tag": None})]
 
 
 @pytest.mark.parametrize(("ending", "mark"), [("csv", ","), ("tsv", "\t"), ("CSV", ",")])

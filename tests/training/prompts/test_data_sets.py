@@ -286,7 +286,7 @@ def test_what_cannot_be_a_data_set_is_named(tmp_path: Path):
 
 def test_json_files_of_data_sets_may_hold_a_line_each(tmp_path: Path):
     (tmp_path / "train.json").write_text('{"prompt": "a"}\n{"prompt": "b", "n": 1}\n')
-    assert read_prompts(str(tmp_path)) == [PromptRow(0, "a"), PromptRow(1, "b", {"n": 1})]
+    assert read_prompts(str(tmp_path)) == [PromptRow(0, "a", {"n": None}), PromptRow(1, "b", {"n": 1})]
     (tmp_path / "train.json").write_text('[{"prompt": "a"}, "b"]')
     assert [row.text for row in read_prompts(str(tmp_path))] == ["a", "b"]
     assert "not JSON" in refused_line(tmp_path)
