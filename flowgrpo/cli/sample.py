@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .export import CheckpointOption
-from .output import output_folder, say, summary_lines
+from .output import is_first, output_folder, say, summary_lines
 from .recipe_words import HintedCommand, split, value_of
 from .trusting import TrustOption, trust_run
 
@@ -154,23 +154,19 @@ def sample(
         sample_images(
             model, _plain(rows), out, seed=seed, count=count, noise=noise, overrides=overrides, base=base,
             checkpoint=checkpoint, lora_scale=lora_scale, animation=animation, fps=fps, rows=rows,
-            source=None if file is None else str(file), own_sizes=height is None and width is None, say=say,
+            source=None if file is None else str(file), own_sizes=height is None and width is None, say=_say_first,
         )  # fmt: skip
         return
     from ..inference.text_inference import sample_texts
 
-    shown = 0
-
-    def made(part: Sequence[PromptRow], found: Completions | UnmaskedTexts) -> None:
-        nonlocal shown
-        _show(part, found, shown, seed)
-        shown += len(part)
+    def made(numbers: Sequence[int], part: Sequence[PromptRow], found: Completions | UnmaskedTexts) -> None:
+        _show(numbers, part, found, seed)
 
     index, _ = sample_texts(
         model, rows, out, seed=seed, count=count, temperature=temperature, overrides=overrides, base=base,
         checkpoint=checkpoint, masked=kind == "masked", source=None if file is None else str(file), made=made,
     )  # fmt: skip
-    say(f"written to {index}")
+    _say_first(f"written to {index}")
 
 
 class SampleCommand(HintedCommand):
@@ -297,15 +293,21 @@ def _plain(rows: list[PromptRow]) -> list[str]:
     return [row.text for row in rows]
 
 
-def _show(rows: Sequence[PromptRow], found: Completions | UnmaskedTexts, shown: int, seed: int) -> None:
-    """Print completions below their prompts. `shown` prompts were printed before."""
+def _say_first(line: str) -> None:
+    """Print a line, unless this is another process than the first one."""
+    if is_first():
+        say(line)
+
+
+def _show(numbers: Sequence[int], rows: Sequence[PromptRow], found: Completions | UnmaskedTexts, seed: int) -> None:
+    """Print completions below their prompts, with the numbers of the prompts. The first process prints its own."""
     seen = [0] * len(rows)
     for text, owner, length in zip(found.samples, found.prompt_of_sample, found.described()):
         if seen[owner] == 0:
-            say(f"prompt {shown + owner + 1}: {rows[owner].text}")
-        say(f"  seed {seed + seen[owner]}, {length}:")
+            _say_first(f"prompt {numbers[owner] + 1}: {rows[owner].text}")
+        _say_first(f"  seed {seed + seen[owner]}, {length}:")
         for line in text.split("\n"):
-            say(f"    {line}")
+            _say_first(f"    {line}")
         seen[owner] += 1
 
 
@@ -356,8 +358,8 @@ def evaluate(
     trust_run(trust, [Path(model)], {str(Path(model) / "config.yaml"): source is None, source: True})
     recipe = evaluation_recipe(model, source, overrides)
     noun = "image" if recipe.task == "images" else "completion"
-    found = evaluate_model(model, recipe, split=on, out=out, base=base, checkpoint=checkpoint, say=say)
+    found = evaluate_model(model, recipe, split=on, out=out, base=base, checkpoint=checkpoint, say=_say_first)
     for line in summary_lines(found, noun):
-        say(line)
+        _say_first(line)
     if out is not None:
-        say(f"written to {out / 'index.jsonl'}")
+        _say_first(f"written to {out / 'index.jsonl'}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,18 +36,19 @@ class Animation:
         for file in self.files:
             check_video(file)
 
-    def write(self, samples: Tensor | Sequence[Tensor], call: dict[str, Any], say: Callable[[str], None]) -> None:
-        """Write the videos.
+    def write(self, samples: Mapping[int, Tensor], call: dict[str, Any], say: Callable[[str], None]) -> None:
+        """Write the videos of some samples.
 
         Args:
-            samples: each [F, 3, H, W] in [0, 1].
+            samples: number of a sample -> [F, 3, H, W] in [0, 1].
             call: arguments of the pipeline's call.
             say: called with the name of each file.
 
         Raises:
             ValueError: a sample is an image.
         """
-        for file, sample in zip(self.files, samples, strict=True):
+        for number, sample in sorted(samples.items()):
+            file = self.files[number]
             if sample.ndim != 4:
                 raise ValueError(
                     "the model makes pictures that do not move, so there is no video of them; the pictures are "

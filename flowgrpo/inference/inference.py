@@ -14,11 +14,12 @@ from ..core.addressing import address
 from ..pipelines.capture import ConditionedPrompt
 from ..pipelines.experience import Experience
 from ..rewards.base import RewardError
-from ..rewards.runner import RewardBatch, RewardSet
+from ..rewards.runner import RewardSet
 from ..training.checking import reward_specs
 from ..training.credit.pooling import asked
 from ..training.data import PromptRow, column_names
-from ..training.evaluating import evaluation_key
+from ..training.distributed.processes import Processes, ended_together
+from ..training.evaluating import Scored, evaluation_key
 from ..training.folder.run_folder import save_image
 from ..training.images.evaluator import company_of
 from ..training.images.sized_rollout import chosen, sizes_of
@@ -29,7 +30,7 @@ from ..training.reporting.clock import Clock
 from ..training.reporting.records import reward_means, sample_records, standard_errors
 from ..training.tasks import FlowTask
 from .animations import Animation
-from .kept_samples import KeptSamples, SampledImages
+from .kept_samples import UNSCORED, KeptSamples, SampledImages
 from .opening import ImageModel, check_not_run, check_prompts, image_recipe, is_run, open_images
 from .text_inference import how_text, iterations_done, task_of, text_task
 
@@ -60,6 +61,7 @@ def model_images(
     return images
 
 
+@ended_together()
 def sample_images(
     model: str,
     prompts: Sequence[str],
@@ -83,7 +85,7 @@ def sample_images(
 
     Images are made as in the evaluations of a run: with the run's dtype, steps, batch size and arguments of the call.
     With the `noise` of an image that an evaluation made of a held-out prompt, this image is reproduced to the last bit.
-    For this purpose the other images of its batch are made too.
+    For this purpose the other images of its batch are made too. Several processes share the prompts.
 
     Args:
         model: as in `opening.open_images`.
@@ -112,47 +114,57 @@ def sample_images(
         raise ValueError(f"--noise belongs to one image, but --count is {count}; leave one of them out")
     first = seed if noise is None else noise
     paths = [out / f"{p:03d}-{first + k}.png" for p in range(len(prompts)) for k in range(count)]
+    processes = Processes.of_this_run()
     for path in paths:
         if path.exists():
             raise ValueError(f"{path} exists; name another folder with --out")
     check_not_run(out, "sampled")
-    listed = SampledImages(out, 0 if base else iterations_done(model, checkpoint))
     moving = None if animation is None else Animation(animation, paths, fps)
+    listed = SampledImages(out, 0 if base else iterations_done(model, checkpoint), processes)
     recipe = image_recipe(model, overrides)
     check_prompts(model, recipe, rows, source, base, checkpoint, own_sizes)
-    say(f"{len(paths)} image(s) by {_named(model, checkpoint)}: {how(recipe)}")
-    opened = open_images(model, recipe, base=base, checkpoint=checkpoint, lora_scale=lora_scale)
-    if rows:
-        rows = opened.illustrated(opened.sized(rows) if own_sizes else list(rows), source)
-        prompts = [row.prompt for row in rows]
-    texts: Sequence[str] = [text for text in prompts for _ in range(count)]
-    keys = [address(seed + k, p) for p in range(len(prompts)) for k in range(count)]
-    places = list(range(len(texts)))
-    sizes = [row.size for row in rows for _ in range(count)] or [None] * len(texts)
-    if noise is not None:
-        keys = [noise] * len(prompts)
-        if is_run(model) and len(prompts) == 1 and not overrides:
-            texts, keys, places, sizes = _company(opened, prompts[0], noise, sizes[0], say)
-    evaluator = opened.evaluator(texts)
-    out.mkdir(parents=True, exist_ok=True)
-    wanted = dict(zip(places, paths, strict=True))
-    shown: dict[int, torch.Tensor] = {}
-    for place, image in evaluator.each_image(texts, keys, sizes):
-        if place in wanted:
-            save_image(wanted[place], image)
-            number, k = divmod(places.index(place), count)
-            columns = rows[number].columns if rows else {}
-            listed.add(wanted[place], image, str(prompts[number]), first + k, keys[place], columns)
-            say(str(wanted[place]))
-            if moving is not None:
-                shown[place] = image
-    if moving is not None:
-        moving.write([shown[place] for place in places], opened.call, say)
+    say(f"{len(paths)} image(s) by {_named(model, checkpoint)}{_shared(processes)}: {how(recipe)}")
+    mine = processes.share(len(prompts))
+    if mine:
+        opened = open_images(model, recipe, base=base, checkpoint=checkpoint, lora_scale=lora_scale)
+        rows, prompts = chosen(rows, mine) if rows else [], chosen(prompts, mine)
+        if rows:
+            rows = opened.illustrated(opened.sized(rows) if own_sizes else rows, source)
+            prompts = [row.prompt for row in rows]
+        texts: Sequence[str] = [text for text in prompts for _ in range(count)]
+        keys = [address(seed + k, p) for p in mine for k in range(count)]
+        places = list(range(len(texts)))
+        sizes = [row.size for row in rows for _ in range(count)] or [None] * len(texts)
+        if noise is not None:
+            keys = [noise] * len(prompts)
+            if is_run(model) and len(paths) == 1 and not overrides:
+                texts, keys, places, sizes = _company(opened, prompts[0], noise, sizes[0], say)
+        evaluator = opened.evaluator(texts)
+        out.mkdir(parents=True, exist_ok=True)
+        # The numbers of the wanted images among the images of all processes.
+        numbers = dict(zip(places, (p * count + k for p in mine for k in range(count)), strict=True))
+        shown: dict[int, torch.Tensor] = {}
+        for place, image in evaluator.each_image(texts, keys, sizes):
+            if place in numbers:
+                path, (prompt, k) = paths[numbers[place]], divmod(places.index(place), count)
+                save_image(path, image)
+                columns = rows[prompt].columns if rows else {}
+                listed.add(path, image, str(prompts[prompt]), first + k, keys[place], columns)
+                say(str(path))
+                if moving is not None:
+                    shown[numbers[place]] = image
+        if moving is not None:
+            moving.write(shown, opened.call, say)
+    listed.join()
     return paths
 
 
 def _named(model: str, checkpoint: str | None) -> str:
     return model if checkpoint is None else f"{model}, checkpoint {checkpoint}"
+
+
+def _shared(processes: Processes) -> str:
+    return "" if processes.count == 1 else f", on {processes.count} processes"
 
 
 def how(recipe: Recipe) -> str:
@@ -199,6 +211,7 @@ def evaluation_noises(rows: Sequence[PromptRow], seeds: int) -> list[int]:
     return [address(evaluation_key(row), 0, k % seeds) for k, row in enumerate(rows)]
 
 
+@ended_together()
 def evaluate_model(
     model: str,
     recipe: AnyRecipe,
@@ -212,8 +225,8 @@ def evaluate_model(
     """Mean, standard error over prompts, and count of each evaluation reward on the held-out prompts, or other ones.
 
     For a run with its own recipe, the means on held-out prompts equal the means of the run's last evaluation. They are
-    equal to the last bit if one process made that evaluation on a device of the same kind. Prompts with the same place
-    in their files start from the same noise.
+    equal to the last bit if as many processes made that evaluation on devices of the same kind. Prompts with the same
+    place in their files start from the same noise. Several processes share the prompts.
 
     Args:
         model: a run folder, a model folder, a hub id or an embedded model.
@@ -245,26 +258,38 @@ def evaluate_model(
     columns = column_names(rows, columns_of_run(recipe))
     for reward in rewards.rewards:
         reward.check("images" if recipe.task == "images" else "completions", columns, grouped=True)
-    total = len(rows) * recipe.evaluate.seeds
-    names = ", ".join(rewards.names)
-    kept = None if out is None else KeptSamples(out, 0 if base else iterations_done(model, checkpoint))
-    say(f"{_named(model, checkpoint)}: {len(rows)} prompts of {source}, {total} samples, scored by {names}")
-    experience = _evaluated(model, recipe, rows, source, base, checkpoint, kept, say)
-    say(f"scoring {total} samples")
-    try:
-        scores = rewards.score(*asked(rows, experience))
-    except RewardError:
-        if kept is not None:
-            say(f"{kept.index} lists the samples without rewards")
-        raise
+    processes, count = Processes.of_this_run(), recipe.evaluate.seeds
+    iteration = 0 if base else iterations_done(model, checkpoint)
+    kept = None if out is None else KeptSamples(out, iteration, processes=processes)
+    say(
+        f"{_named(model, checkpoint)}{_shared(processes)}: {len(rows)} prompts of {source}, "
+        f"{len(rows) * count} samples, scored by {', '.join(rewards.names)}"
+    )
+    # The pipeline is asked about all prompts, and each process samples its own.
+    if isinstance(recipe, Recipe):
+        check_prompts(model, recipe, rows, source, base, checkpoint)
+    places = processes.share(len(rows))
+    own, made_of = chosen(rows, places), list[tuple[int, list[float]]]()
+    scores, experience = UNSCORED, None
+    if own:
+        numbered = [place * count + seed for place in places for seed in range(count)]
+        experience = _evaluated(model, recipe, own, source, base, checkpoint, kept, numbered, say)
+        say(f"scoring {len(own) * count} samples")
+        try:
+            scores = rewards.score(*asked(own, experience))
+        except RewardError:
+            if kept is not None:
+                say(f"{kept.index} lists the samples without rewards")
+            raise
+        made_of = [(places[p], values) for p, values in zip(experience.prompt_of_sample, scores.values.tolist())]
     rewards.close()
     # Samples of several sizes are in the order of the sizes; the run's evaluation is in the order of the prompts.
-    owners = experience.prompt_of_sample
-    order = sorted(range(len(owners)), key=owners.__getitem__)
+    everything, numbers = processes.pool(made_of, [owner for owner, _ in made_of])
     if kept is not None:
-        numbers = sorted(range(len(order)), key=order.__getitem__)
-        kept.scored(numbers, sample_records(rows, experience, scores, numbers), experience.samples)
-    return summaries(scores.taken(order), torch.tensor(chosen(owners, order)))
+        records = sample_records(own, experience, scores, numbers) if experience is not None else []
+        kept.scored(numbers, records, experience.samples if experience is not None else [])
+    owners, values = zip(*everything, strict=True)
+    return summaries(Scored(rewards.names, torch.tensor(owners), torch.tensor(values)))
 
 
 def _evaluated(
@@ -275,11 +300,15 @@ def _evaluated(
     base: bool,
     checkpoint: str | None,
     kept: KeptSamples | None,
+    numbered: Sequence[int],
     say: Say,
 ) -> Any:
-    """The samples of an evaluation; `kept` gets them as they are made."""
+    """The samples of an evaluation, of the prompts of this process; `kept` gets them as they are made.
+
+    `numbered` has the number of each sample, prompt by prompt, among the samples of all processes.
+    """
     keys = [evaluation_key(row) for row in rows]
-    seen = progress(len(rows) * recipe.evaluate.seeds, say)
+    seen = progress(len(numbered), say)
     if not isinstance(recipe, Recipe):
         say(how_text(recipe))
         task: Any = text_task(model, recipe, base=base, checkpoint=checkpoint)
@@ -288,7 +317,7 @@ def _evaluated(
         def keep(part: Any) -> None:
             nonlocal written
             if kept is not None:
-                kept.add(rows, part, range(written, written + len(part.samples)))
+                kept.add(rows, part, numbered[written : written + len(part.samples)])
                 written += len(part.samples)
 
         found = task.evaluation(rows, keys, Clock(CPU, task.clock_parts), seen, keep)
@@ -296,7 +325,6 @@ def _evaluated(
             keep(found)
         return found
     say(how(recipe))
-    check_prompts(model, recipe, rows, source, base, checkpoint)
     opened = open_images(model, recipe, base=base, checkpoint=checkpoint)
     rows[:] = opened.illustrated(opened.sized(rows), source)
     evaluator = opened.evaluator([row.prompt for row in rows])
@@ -306,7 +334,7 @@ def _evaluated(
         nonlocal done
         done += len(numbers)
         if kept is not None:
-            kept.add(own, experience, numbers)
+            kept.add(own, experience, chosen(numbered, numbers))
         seen(done)
 
     return evaluator.evaluation(rows, keys, Clock(CPU, FlowTask.clock_parts), made)
@@ -327,11 +355,11 @@ def progress(total: int, say: Say) -> Callable[[int], None]:
     return seen
 
 
-def summaries(scores: RewardBatch, owners: torch.Tensor) -> dict[str, tuple[float, float, int]]:
-    """Mean, standard error over prompts, and count of each reward, by the prompt [L] of each of L samples."""
-    means, errors = reward_means(scores.values), standard_errors(scores.values, owners)
-    counts = (~scores.values.isnan()).sum(0)
+def summaries(scored: Scored) -> dict[str, tuple[float, float, int]]:
+    """Mean, standard error over prompts, and count of each reward."""
+    means, errors = reward_means(scored.values), standard_errors(scored.values, scored.owners)
+    counts = (~scored.values.isnan()).sum(0)
     return {
         name: (float(mean), float(error), int(count))
-        for name, mean, error, count in zip(scores.names, means, errors, counts)
+        for name, mean, error, count in zip(scored.names, means, errors, counts)
     }

@@ -1,6 +1,7 @@
 """A folder that gets samples as they are made, and for an evaluation their rewards when they are scored.
 
-So what was sampled is not lost, where the command is stopped, a reward fails or the disk is full.
+So what was sampled is not lost, where the command is stopped, a reward fails or the disk is full. Each of several
+processes keeps its samples. Only the first one writes `index.jsonl`; until the end, the others have files of their own.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from ..rewards.runner import RewardBatch
 from ..training.data import PromptRow
+from ..training.distributed.processes import Processes
 from ..training.folder.files import writing
 from ..training.folder.run_folder import save_image, write_text
 from ..training.reporting.records import sample_records
@@ -24,6 +26,52 @@ from .opening import check_not_run
 
 UNSCORED = RewardBatch(torch.zeros(0, 0), (), torch.zeros(0), {}, {}, {})
 """The scores of samples that are not scored."""
+ALONE = Processes()
+"""One process, without a launcher."""
+
+
+class IndexOfAll:
+    """`index.jsonl` of a folder, with the lines of all processes. Every process must make one, and join it.
+
+    Args:
+        out: the folder.
+        processes: which sample together.
+    """
+
+    def __init__(self, out: Path, processes: Processes) -> None:
+        self.whole, self._processes = out / "index.jsonl", processes
+        self._own = self.whole if processes.rank == 0 else out / f"index-process-{processes.rank}.jsonl"
+        # No process writes before all have looked at what is in the folder.
+        processes.gather(None)
+
+    def append(self, lines: Sequence[str]) -> None:
+        """Add lines for samples of this process."""
+        self._own.parent.mkdir(parents=True, exist_ok=True)
+        with writing(self._own), self._own.open("a", encoding="utf-8") as handle:
+            handle.write("".join(lines))
+
+    def rewrite(self, lines: Mapping[int, str]) -> None:
+        """Replace the index by the lines of all processes, in the order of their numbers."""
+        parts = self._processes.gather(dict(lines))
+        if self._processes.rank == 0:
+            everything = {number: line for part in parts for number, line in part.items()}
+            write_text(self.whole, "".join(everything[number] for number in sorted(everything)))
+        self._done()
+
+    def join(self) -> None:
+        """Add the lines of the other processes to the index, after the lines of the first one."""
+        if self._processes.count == 1:
+            return
+        parts = self._processes.gather(self._own.read_text(encoding="utf-8") if self._own.exists() else "")
+        if self._processes.rank == 0:
+            self.append(parts[1:])
+        self._done()
+
+    def _done(self) -> None:
+        """Remove the file of this process, once the index has its lines."""
+        self._processes.gather(None)
+        if self._processes.rank > 0:
+            self._own.unlink(missing_ok=True)
 
 
 class KeptSamples:
@@ -34,14 +82,23 @@ class KeptSamples:
         iteration: number of iterations that trained the model.
         phase: what the samples are for, as in the index of a run.
         better: name of a folder in `out` that would do if `out` is a run folder.
+        processes: which sample together; every process must make an object.
 
     Raises:
         ValueError: the folder has samples already, or is a run folder.
         OSError: the folder cannot be written.
     """
 
-    def __init__(self, out: Path, iteration: int, phase: str = "eval", better: str = "evaluation") -> None:
+    def __init__(
+        self,
+        out: Path,
+        iteration: int,
+        phase: str = "eval",
+        better: str = "evaluation",
+        processes: Processes = ALONE,
+    ) -> None:
         self.index = new_index(out, better)
+        self._lines = IndexOfAll(out, processes)
         self._head = {"phase": phase, "iteration": iteration}
         out.mkdir(parents=True, exist_ok=True)
         if not os.access(out, os.W_OK):
@@ -53,7 +110,7 @@ class KeptSamples:
         Args:
             rows: prompts.
             experience: samples for some of the prompts.
-            numbers: the number of each sample among all samples.
+            numbers: the number of each sample among the samples of all processes.
             seed: of the first sample of each prompt.
         """
         records = sample_records(rows, experience, UNSCORED, numbers)
@@ -63,19 +120,21 @@ class KeptSamples:
             if not isinstance(sample, str):
                 save_image(self.index.parent / self._named(number), sample)
             lines.append(self._line(number, record, sample))
-        with writing(self.index), self.index.open("a", encoding="utf-8") as handle:
-            handle.write("".join(lines))
+        self._lines.append(lines)
 
     def scored(self, numbers: Sequence[int], records: Sequence[Mapping[str, Any]], samples: Sequence[Any]) -> None:
-        """Replace the index by one with the rewards; every sample was added before.
+        """Replace the index by one with the rewards; every sample was added before. Every process must call it.
 
         Args:
-            numbers: the number of each sample; the index is in their order.
+            numbers: the number of each sample of this process; the index is in their order.
             records: of the samples.
             samples: images or completions.
         """
-        lines = {n: self._line(n, *one) for n, *one in zip(numbers, records, samples, strict=True)}
-        write_text(self.index, "".join(lines[number] for number in sorted(lines)))
+        self._lines.rewrite({n: self._line(n, *one) for n, *one in zip(numbers, records, samples, strict=True)})
+
+    def join(self) -> None:
+        """Bring the samples of all processes into the index, without rewards. Every process must call it."""
+        self._lines.join()
 
     def _named(self, number: int) -> str:
         return f"eval-{number:04d}.png"
@@ -93,17 +152,17 @@ class SampledImages:
     Args:
         out: the folder, which may not exist yet.
         iteration: number of iterations that trained the model.
+        processes: which sample together; every process must make an object.
 
     Raises:
         ValueError: the file lists something else.
     """
 
-    def __init__(self, out: Path, iteration: int) -> None:
-        self.index, self.iteration = out / "index.jsonl", iteration
-        if self.index.is_file() and not _lists_samples(self.index):
-            raise ValueError(
-                f"{self.index} lists samples that `sample` has not written; name another folder with --out"
-            )
+    def __init__(self, out: Path, iteration: int, processes: Processes = ALONE) -> None:
+        index, self.iteration = out / "index.jsonl", iteration
+        if index.is_file() and not _lists_samples(index):
+            raise ValueError(f"{index} lists samples that `sample` has not written; name another folder with --out")
+        self._lines = IndexOfAll(out, processes)
 
     def add(self, path: Path, image: Tensor, prompt: str, seed: int, noise: int, columns: Mapping[str, Any]) -> None:
         """List an image that is written.
@@ -120,8 +179,11 @@ class SampledImages:
             "phase": PHASE, "iteration": self.iteration, "prompt": prompt, "seed": seed, "noise": noise,
             "columns": dict(columns), **picture_fields(path.name, image),
         }  # fmt: skip
-        with writing(self.index), self.index.open("a", encoding="utf-8") as handle:
-            handle.write(json.dumps(line, allow_nan=False) + "\n")
+        self._lines.append([json.dumps(line, allow_nan=False) + "\n"])
+
+    def join(self) -> None:
+        """Bring the images of all processes into the index. Every process must call it."""
+        self._lines.join()
 
 
 def _lists_samples(index: Path) -> bool:
@@ -154,7 +216,7 @@ def new_index(out: Path, better: str) -> Path:
         ValueError: the file exists, the folder has the pictures of an evaluation, or it is a run folder.
     """
     index = out / "index.jsonl"
-    for taken in (index, *sorted(out.glob("eval-*.png"))):
+    for taken in (index, *sorted(out.glob("eval-*.png")), *sorted(out.glob("index-process-*.jsonl"))):
         if taken.exists():
             raise ValueError(f"{taken} exists; name another folder with --out")
     check_not_run(out, better)

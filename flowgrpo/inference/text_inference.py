@@ -19,7 +19,7 @@ from ..text.model import LanguageModel, LanguageWeights, load_language_model, re
 from ..text.model_folder import is_masked_folder
 from ..text.seeing_types import may_see, sight_of
 from ..training.data import IMAGE, PromptRow
-from ..training.distributed.processes import launched
+from ..training.distributed.processes import Processes, ended_together, launched
 from ..training.lora_start import begin
 from ..training.masked.masked_policy import MaskedPolicy, UnmaskedTexts
 from ..training.masked.masked_task import MaskedTask
@@ -213,6 +213,7 @@ def how_text(recipe: WordsRecipe) -> str:
     )
 
 
+@ended_together()
 def sample_texts(
     model: str,
     rows: Sequence[PromptRow],
@@ -226,12 +227,12 @@ def sample_texts(
     checkpoint: str | None = None,
     masked: bool = False,
     source: str | None = None,
-    made: Callable[[Sequence[PromptRow], Completions | UnmaskedTexts], None] | None = None,
+    made: Callable[[Sequence[int], Sequence[PromptRow], Completions | UnmaskedTexts], None] | None = None,
 ) -> tuple[Path, list[str]]:
     """Complete prompts, and write the completions with the fields of a run's `samples/index.jsonl`, batch by batch.
 
     A completion depends only on the model, the place of its prompt and its seed. For example, the completion with seed
-    3 equals the fourth completion from seed 0.
+    3 equals the fourth completion from seed 0. Several processes share the prompts.
 
     Args:
         model: as in `open_language_model`.
@@ -246,10 +247,10 @@ def sample_texts(
         checkpoint: for a run, use this checkpoint.
         masked: as in `recipe_of`.
         source: the file of the prompts, for the pictures that they show.
-        made: called with the prompts and the completions of each batch, after they are written.
+        made: called with the numbers, the prompts and the completions of each batch, after they are written.
 
     Returns:
-        The file, and the completions.
+        The file, and the completions of all processes, in the order of the prompts.
 
     Raises:
         ValueError: the file exists, the model has no trained weights, a setting is out of range, or a conversation is
@@ -264,19 +265,21 @@ def sample_texts(
         rows = pictured(recipe, list(rows), source)
     elif any(row.pictures for row in rows) and not shows_pictures(recipe):
         raise ValueError(f"{model} is not shown pictures; leave out --image, or name a model that sees")
-    task = text_task(model, recipe, base=base, checkpoint=checkpoint)
-    kept = KeptSamples(out, 0 if base else iterations_done(model, checkpoint), PHASE, "sampled")
-    texts: list[str] = []
-    size = task.at_once(count)
-    for first in range(0, len(rows), size):
-        part = rows[first : first + size]
-        seeds = [address(seed + k, first + p) for p in range(len(part)) for k in range(count)]
-        found = task.seeded(part, seeds, count, heat)
-        kept.add(part, found, range(len(texts), len(texts) + len(seeds)), seed)
+    processes = Processes.of_this_run()
+    mine, texts = processes.share(len(rows)), list[str]()
+    task = text_task(model, recipe, base=base, checkpoint=checkpoint) if mine else None
+    kept = KeptSamples(out, 0 if base else iterations_done(model, checkpoint), PHASE, "sampled", processes)
+    size = 1 if task is None else task.at_once(count)
+    for places in (mine[first : first + size] for first in range(0, len(mine), size)):
+        assert task is not None
+        part, several = [rows[place] for place in places], [(place, k) for place in places for k in range(count)]
+        found = task.seeded(part, [address(seed + k, place) for place, k in several], count, heat)
+        kept.add(part, found, [place * count + k for place, k in several], seed)
         texts += found.samples
         if made is not None:
-            made(part, found)
-    return kept.index, texts
+            made(places, part, found)
+    kept.join()
+    return kept.index, processes.pool(texts, [place for place in mine for _ in range(count)])[0]
 
 
 def iterations_done(model: str, checkpoint: str | None = None) -> int:

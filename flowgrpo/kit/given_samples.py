@@ -17,6 +17,7 @@ from ..rewards.base import RewardError, RewardSpec
 from ..rewards.runner import RewardBatch, RewardSet
 from ..rewards.score_batches import join_scores
 from ..training.data import PromptRow, read_prompts
+from ..training.evaluating import Scored
 from ..training.folder.files import writing
 from .folder import FILE_KEYS, METADATA, LabelledPicture, inner_columns, listed_picture, load, read_folder
 
@@ -219,5 +220,5 @@ def _by_kind(samples: Sequence[GivenSample], scores: RewardBatch) -> dict[str, S
     for kind in dict.fromkeys(sample.kind for sample in samples):
         rows = [row for row, sample in enumerate(samples) if sample.kind == kind]
         owners = torch.tensor([groups[samples[row].group] for row in rows])
-        found[kind] = summaries(scores.taken(rows), owners)
+        found[kind] = summaries(Scored(scores.names, owners, scores.values[rows]))
     return found

@@ -19,7 +19,7 @@ def test_one_sample_has_the_name_and_several_have_names_of_their_own(tmp_path: P
     assert one.files == [tmp_path / "a.gif"]
     two = Animation(tmp_path / "new" / "a.gif", [Path("000-3.png"), Path("001-3.png")])
     said: list[str] = []
-    two.write([FILM, 1 - FILM], {"frame_rate": 5}, said.append)
+    two.write({0: FILM, 1: 1 - FILM}, {"frame_rate": 5}, said.append)
     assert said == [f"video {tmp_path / 'new' / name}" for name in ("a-000-3.gif", "a-001-3.gif")]
     for name, first in (("a-000-3.gif", 0), ("a-001-3.gif", 255)):
         with Image.open(tmp_path / "new" / name) as film:
@@ -40,7 +40,7 @@ def test_files_are_checked_before_anything_is_made(tmp_path: Path):
 
 def test_pictures_that_do_not_move_are_no_video(tmp_path: Path):
     with pytest.raises(ValueError, match="--animation can be left out"):
-        Animation(tmp_path / "a.gif", [Path("000-3.png")]).write([FILM[0]], {}, print)
+        Animation(tmp_path / "a.gif", [Path("000-3.png")]).write({0: FILM[0]}, {}, print)
     assert not (tmp_path / "a.gif").exists()
 
 
