@@ -143,6 +143,16 @@ def layers(source: str, derived: tuple[str, ...] = ()) -> tuple[str, dict[str, A
     return name, data
 
 
+def own_files(source: str) -> list[dict[str, Any]]:
+    """The files that are not of the package, among the files of a source and of the recipes on which it builds."""
+    place, found = source.partition("@")[0], list[dict[str, Any]]()
+    while place not in recipe_lines() and Path(place).is_file():
+        data = _parse(*_read(place))
+        found.append(data)
+        place = _base(place, data["base"], ()) if data.get("base") is not None else ""
+    return found
+
+
 def parts_of(source: str | Path | None) -> list[Part]:
     """The parts that a source names, in the order in which they are put on; an empty list if it names none.
 

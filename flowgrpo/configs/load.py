@@ -13,8 +13,9 @@ from pydantic import ValidationError
 from ..parts.choice import Of, plain
 from ..parts.kinds import KINDS
 from .explaining import explain
-from .layers import RecipeError, layers, over, recipe_lines, refuse_idle_lora
+from .layers import RecipeError, layers, over, own_files, recipe_lines, refuse_idle_lora
 from .schema import SCHEMAS, AnyRecipe, Recipe
+from .sections import WORLDS
 from .trust import check_acts, config_file, trust_acts
 from .yaml_text import Dumper, parse_yaml_value
 
@@ -70,11 +71,37 @@ def load_recipe(source: str | Path | None = None, overrides: Iterable[str] = (),
     if lora is not None and not any(word.startswith("model.train=") for word in given):
         refuse_idle_lora(f"override {lora!r}", {"model": {"lora": lora}}, data)
     try:
+        if _of_another_world(str(source), given, data):
+            recipe = recipe_of_keys(name, {**data, "data": {**data["data"], "heldout": None}})
+            recipe.data.model_fields_set.discard("heldout")
+            return recipe
         return recipe_of_keys(name, data)
     except RecipeError as error:
         if guilty := [word for word in given if any(_touches(word, place) for place in error.places)]:
             error.args = (str(error).replace(f"{name}:\n", f"{name} with {' '.join(guilty)}:\n", 1),)
         raise
+
+
+def _of_another_world(source: str, overrides: Iterable[str], data: Mapping[str, Any]) -> bool:
+    """Whether a recipe would evaluate its own model, trained on its own prompts, on prompts of an embedded world.
+
+    Nobody has asked for this if the held-out prompts are those of the recipe on which it builds.
+    """
+    model, prompts = data.get("model"), data.get("data")
+    if not (isinstance(model, Mapping) and isinstance(prompts, Mapping)):
+        return False
+    kinds = [_is_embedded(model.get("path")), _is_embedded(prompts.get("train"))]
+    if any(kinds) or not _is_embedded(prompts.get("heldout")):
+        return False
+    written = [file.get("data") for file in own_files(source)]
+    if any(isinstance(section, Mapping) and "heldout" in section for section in written):
+        return False
+    return not any(word.partition("=")[0] in ("data", "data.heldout") for word in overrides)
+
+
+def _is_embedded(value: Any) -> bool:
+    """Whether a model or a set of prompts is of an embedded world, as one is that is not given."""
+    return value is None or str(value).partition(":")[0] in WORLDS
 
 
 def _touches(assignment: str, place: str) -> bool:

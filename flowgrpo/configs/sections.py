@@ -78,7 +78,9 @@ class DataConfig(Section):
 
     train: str = Field("scenes:train", description="A file, a data set, `scenes:train` or `arithmetic:train`.")
     heldout: str | None = Field(
-        "scenes:heldout", description="A file, a data set, `scenes:heldout` or `arithmetic:heldout`."
+        "scenes:heldout",
+        description="A file, a data set, `scenes:heldout` or `arithmetic:heldout`. A recipe that names a model and "
+        "training prompts of its own has no default.",
     )
     test: str | None = Field(
         None,
@@ -122,7 +124,11 @@ class TextDataConfig(DataConfig):
     """Prompts of a language model: as for images, but what is left out is of the embedded problems."""
 
     train: str = Field("arithmetic:train", description="A file, a data set, or `arithmetic:train`.")
-    heldout: str | None = Field("arithmetic:heldout", description="A file, a data set, or `arithmetic:heldout`.")
+    heldout: str | None = Field(
+        "arithmetic:heldout",
+        description="A file, a data set, or `arithmetic:heldout`. A recipe that names a model and training prompts of "
+        "its own has no default.",
+    )
 
 
 def named_once(entries: list[Choice]) -> list[Choice]:

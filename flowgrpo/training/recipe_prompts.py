@@ -128,6 +128,12 @@ def check_data(found: Checked) -> Data | None:
     train = rows["train"]
     if train is not None:
         found.attempt("rollout.prompts", _enough, recipe, train)
+    if recipe.data.heldout is None and "heldout" not in recipe.data.model_fields_set:
+        text = (
+            "the recipe names a model and training prompts of its own, and no held-out prompts, so nothing is "
+            "evaluated; name a file with data.heldout, or write data.heldout: null"
+        )
+        found.findings.append(Fault("note", text, "data.heldout"))
     if None in rows.values():
         return None
     return Data(PromptStream(train, recipe.run.seed), evaluated_rows(rows.get("heldout", []), recipe.evaluate))

@@ -284,3 +284,33 @@ def test_a_refused_recipe_has_the_keys_of_its_faults():
     with pytest.raises(RecipeError) as caught:
         load_recipe("default", ["rollout.prompts=1", "optimizer.updates=2"])
     assert caught.value.places == ("",)
+
+
+def test_own_model_and_prompts_are_not_evaluated_on_an_embedded_world(tmp_path: Path):
+    """Nobody asks for pictures of another world, with another model, who leaves the held-out prompts out."""
+    mine = tmp_path / "mine.yaml"
+
+    def heldout(*overrides: str, base: str = "flow_grpo", data: str = "train: prompts.txt") -> tuple[str | None, bool]:
+        mine.write_text(f"base: {base}\ndata: {{{data}}}\nmodel: {{path: /models/sd35}}\n")
+        recipe = load_recipe(mine, overrides)
+        return recipe.data.heldout, "heldout" in recipe.data.model_fields_set
+
+    assert heldout() == (None, False)
+    assert heldout(base="text") == (None, False)
+    assert heldout("data.heldout=heldout.txt") == ("heldout.txt", True)
+    assert heldout("data.heldout=scenes:heldout") == ("scenes:heldout", True)
+    assert heldout("data.heldout=null") == (None, True)
+    assert heldout(data="train: p.txt, heldout: scenes:heldout") == ("scenes:heldout", True)
+    assert heldout(data="train: p.txt, heldout: null") == (None, True)
+    # The embedded model, or the embedded prompts, go with the embedded world.
+    assert heldout("model.path=scenes")[0] == "scenes:heldout"
+    assert heldout("data.train=scenes:train")[0] == "scenes:heldout"
+    assert heldout(data="")[0] == "scenes:heldout"
+    # A file on a file: what the lower one says is said.
+    mine.write_text("base: flow_grpo\ndata: {heldout: scenes:heldout}\n")
+    upper = tmp_path / "upper.yaml"
+    upper.write_text("base: mine.yaml\ndata: {train: p.txt}\nmodel: {path: /models/sd35}\n")
+    assert load_recipe(upper).data.heldout == "scenes:heldout"
+    assert load_recipe("flow_grpo", ["model.path=/m", "data.train=p.txt"]).data.heldout is None
+    assert load_recipe("flow_grpo@published").data.heldout == "geneval/test.jsonl"
+    assert load_recipe("flow_grpo+sd35_medium+ocr").data.heldout == "ocr/test.txt"
