@@ -92,12 +92,12 @@ class Figures:
 
     def read(self) -> None:
         """Print what is new in the metrics."""
-        from ..gallery.run_reading import read_metrics
+        from ..gallery.run_reading import is_iteration, read_metrics
 
         records = [_printable(record) for record in read_metrics(self.run / "metrics.jsonl")[0]]
         newest = int(records[-1]["iteration"]) if records else -1
         if self._printed is None:
-            done = sum("reward/total" in record for record in records)
+            done = sum(map(is_iteration, records))
             self.reporter.say(f"{self.run}: {done} of {self.total} iterations are done")
             self.reporter.doing("waiting for the first iteration")
             self._printed = -1
@@ -127,7 +127,9 @@ class Figures:
         for name, lasted in record.items():
             if name.startswith("symptom/"):
                 self.reporter.say(f"warning: {name.removeprefix('symptom/')} for {lasted:.0f} iterations", "yellow")
-        if "reward/total" in record:
+        from ..gallery.run_reading import is_iteration
+
+        if is_iteration(record):
             self.reporter.iteration({**record, "iteration": iteration})
 
     def gone(self) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..configs.schema import AnyRecipe, Recipe
 from ..parts.traits import keeps_base
-from ..training.planning import Forecast
+from ..training.planning import Forecast, kept_predictions
 from ..training.updating import one_average
 from .models import Model
 
@@ -110,7 +110,8 @@ def resting(recipe: Recipe, model: Model, expected: Forecast, share: int, shares
     """
     largest = max(expected.counts, key=lambda counts: counts.trained_states)
     # Each state is stored once, and each trained state has its prediction.
-    states = largest.stored_states * model.state_bytes + largest.trained_states * model.prediction_bytes
+    predictions = largest.trained_states + largest.leaves * kept_predictions(recipe)
+    states = largest.stored_states * model.state_bytes + math.ceil(predictions * model.prediction_bytes)
     own = at_rest(recipe, "denoiser", model.denoiser, model.trained, model.rounded, keeps_base(recipe), shares)
     return {
         "denoiser": own.pop("denoiser"),

@@ -19,7 +19,7 @@ import yaml
 from ..intake.json_text import parse_json
 from ..votes.samples import PHASES, Sample
 from .run_figures import group_spreads, short, summarize
-from .run_reading import Run
+from .run_reading import Run, is_iteration
 from .thumbnails import Thumbnail
 
 MORE = 250  # samples in one file of details
@@ -130,10 +130,7 @@ def _progress(run: Run) -> list[int] | None:
     """How many iterations are done, and how many the recipe has; None if the recipe does not say it."""
     section = run.config.get("run")
     planned = section.get("iterations") if isinstance(section, dict) else None
-    # The line of the last evaluation has no reward of a rollout.
-    done = max(
-        (int(row["iteration"]) + 1 for row in run.metrics if any(k.startswith("reward/") for k in row)), default=0
-    )
+    done = max((int(row["iteration"]) + 1 for row in run.metrics if is_iteration(row)), default=0)
     return [done, planned] if isinstance(planned, int) else None
 
 

@@ -1,6 +1,7 @@
 """Reads a run folder: the recipe, the metrics, and the samples, grouped by prompt and seed."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,14 @@ def read_run(folder: Path) -> Run:
         skipped=bad_samples + bad_metrics,
         text=samples[0].completion is not None,
     )
+
+
+def is_iteration(record: Iterable[str]) -> bool:
+    """Whether the names of a record are of an iteration; the line of the last evaluation has no rollout.
+
+    If a reward scores no sample of an iteration, there is no total, and maybe no reward.
+    """
+    return any(name.startswith(("reward/", "time/")) for name in record)
 
 
 def read_metrics(

@@ -150,11 +150,14 @@ class FlowPolicy:
         size = self.decode_batch
         ranges = [slice(k, k + size) for k in range(0, len(texts), size)]
         with offload_of(self.denoiser.pipe).needed("vae", when_called=True):
-            parts = []
+            images = torch.empty(0)
             for k in ranges:
-                parts.append(self.denoiser.decode(self.brought(rollout.x[k]), texts[k]).cpu())
+                decoded = self.denoiser.decode(self.brought(rollout.x[k]), texts[k]).cpu()
+                if k.start == 0:
+                    images = decoded.new_empty(len(texts), *decoded.shape[1:])
+                images[k] = decoded
                 told(min(k.stop, len(texts)), len(texts))
-        return torch.cat(parts)
+        return images
 
     def score(self, experience: Experience, transitions: Transitions, batch: slice) -> ScoredEdges:
         """Evaluate one recorded batch of states again, and compare the result with the sampling policy.

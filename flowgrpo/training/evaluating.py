@@ -195,6 +195,5 @@ class Evaluations:
         ended = iteration < self.last and any(alarm.ends for alarm in evaluation.alarms)
         if ended:
             self.keeper.write(iteration, before)
-            if self.keeper.accelerator.is_main_process:
-                self.keeper.run.log({"iteration": iteration, **record})
+            self.keeper.log({"iteration": iteration, **record})
         return ended

@@ -231,6 +231,20 @@ def noised_levels(recipe: Recipe) -> tuple[int, int]:
     return min(options.get("times") or levels, levels), levels
 
 
+def kept_predictions(recipe: Recipe) -> float:
+    """How many predictions of each image a loss of the forward process keeps until it trains them.
+
+    A policy that lags behind, or several updates, keep those of the sampling policy. A part that compares with the
+    reference keeps those of the reference, for one update at a time.
+    """
+    if trained(recipe) != "images":
+        return 0.0
+    several = recipe.optimizer.updates * recipe.optimizer.epochs > 1
+    sampling = float(several or recipe.objective.get("old") is not None)
+    reference = 1.0 / recipe.optimizer.updates if saying(recipe, "compares") else 0.0
+    return (sampling + reference) * noised_levels(recipe)[0]
+
+
 def _noise_alone(recipe: Recipe) -> float:
     """Share of the iterations in which the images of a prompt get pure noise, the same for all of them."""
     options = recipe.objective

@@ -188,9 +188,7 @@ class Trainer:
         record = self.iterate(iteration)
         symptoms = self.symptoms.iteration(record)
         record |= evaluated | marks(symptoms)
-        if self.accelerator.is_main_process:
-            self.run.log(record)
-        self.accelerator.log({k: v for k, v in record.items() if isinstance(v, int | float)}, step=iteration)
+        self.keeper.log(record)
         # If the run ends because its terminal is gone, nobody reads these lines.
         with suppress(OSError) if self.stop.number else nullcontext():
             self.reporter.iteration(record)
@@ -209,8 +207,8 @@ class Trainer:
         except Abandoned:
             return self.stop.number
         self.evaluations.ends(total, final)
-        if self.accelerator.is_main_process and final:
-            self.run.log({"iteration": total, **final})
+        if final:
+            self.keeper.log({"iteration": total, **final})
         return 0
 
     def _evaluated(self, iteration: int) -> dict[str, float | None]:

@@ -120,6 +120,15 @@ def test_only_the_last_iterations_of_the_past_are_printed_and_the_trend_knows_th
     assert len(lines) == 5
 
 
+def test_an_iteration_without_a_total_or_without_any_score_counts(run: Path, watching: Callable[..., list[str]]):
+    """A reward may score no sample of an iteration; its mean and the total are then null."""
+    none = {"reward/total": None}
+    log(run, iteration(0, **none), iteration(1), iteration(2, **none, **{"reward/gold": None}))
+    lines = watching(lambda: log(run, iteration(3, **none), {"iteration": 4, "eval/gold": 0.75}))
+    assert lines[0] == "run: 3 of 4 iterations are done"
+    assert [line.split()[0] for line in lines if "/4 " in line] == ["1/4", "2/4", "3/4", "4/4"]
+
+
 def test_a_resumed_run_that_went_back_is_followed(run: Path, watching: Callable[..., list[str]]):
     def back() -> None:
         (run / "metrics.jsonl").write_text(json.dumps(iteration(0)) + "\n")

@@ -1,6 +1,7 @@
 """Estimates of memory and time, on the embedded pipeline's shapes: by hand, and what each setting changes."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -194,6 +195,27 @@ def test_a_loss_of_the_forward_process_evaluates_images_at_its_noise_levels():
     assert training(noise="image") == training(skip=1) == pytest.approx(8 * 3 * 2 * gradient)
     # Half of the iterations have pure noise, which is one state for the three images of a prompt.
     assert training() == pytest.approx(8 * (3 * 2 - (3 - 1) / 2) * gradient)
+
+
+def test_a_loss_of_the_forward_process_keeps_predictions_until_it_trains_them():
+    """Of 8 x 3 images at two noise levels; a policy that lags behind is the sampling policy."""
+
+    def predictions(optimizer: dict[str, Any], penalties: Sequence[dict[str, Any]] = (), **objective: Any) -> float:
+        found = of(
+            sampler={"plan": "ode"}, objective={"name": "forward", "times": 2, **objective}, optimizer=optimizer,
+            penalties=list(penalties),
+        )  # fmt: skip
+        images = 8 * 3 * ELEMENTS * 4
+        return found.resting["rollout states"] / images - 1  # the final state of each image
+
+    lagging = {"old": {"decay": 0.9}}
+    assert predictions({"updates": 1}) == 0
+    assert predictions({"updates": 1}, **lagging) == 2
+    assert predictions({"updates": 2}) == predictions({"updates": 2}, **lagging) == 2
+    assert predictions({"updates": 1, "epochs": 2}) == 2
+    assert predictions({"updates": 1}, [KL]) == 2
+    assert predictions({"updates": 1}, [KL], **lagging) == 4
+    assert predictions({"updates": 2}, [KL]) == 3
 
 
 def test_more_peak_is_less_time_and_the_same_memory():

@@ -127,9 +127,8 @@ def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     # Each prompt is encoded before the text encoders are released.
     few = folder.with_name("few.jsonl")
     few.write_text("".join(prompt_path("scenes:train").read_text().splitlines(keepends=True)[:4]))
-    recipe = load_recipe(
-        "mixgrpo_flash_guard", [*small, jpeg, *strong, f"data.train={few}", f"model.train={request.param}"]
-    )
+    data = f"data={{train: {few}, heldout: 'scenes:heldout'}}"
+    recipe = load_recipe("mixgrpo_flash_guard", [*small, jpeg, *strong, data, f"model.train={request.param}"])
     start(recipe, folder).trainer(Silent()).train()
     return folder
 

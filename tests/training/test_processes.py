@@ -253,6 +253,7 @@ class Threads:
         self._barrier, self._own = threading.Barrier(count, timeout=20), threading.local()
         monkeypatch.setattr(processes, "gather_object", self._gather)
         monkeypatch.setattr(processes, "reduce", self._reduce)
+        monkeypatch.setattr(torch.distributed, "all_reduce", self._add)
 
     def _gather(self, things: list[Any]) -> list[Any]:
         self._given[self._own.rank] = things
@@ -264,6 +265,10 @@ class Threads:
     def _reduce(self, value: torch.Tensor, how: str) -> torch.Tensor:
         assert how == "sum"
         return torch.stack(self._gather([value])).sum(0)
+
+    def _add(self, value: torch.Tensor) -> None:
+        # A copy, because the others may read the value after it was changed here.
+        value.copy_(self._reduce(value.clone(), "sum"))
 
     def run(self, work: Callable[[Processes], T]) -> list[T]:
         found: dict[int, T] = {}

@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
+from flowgrpo.training.evaluating import evaluation_key
 from flowgrpo.training.folder.run_folder import RunFolder
 from flowgrpo.training.prompts.chosen_prompts import places_of
+from flowgrpo.training.reporting.clock import Clock
 from flowgrpo.training.session import Session, start
 
 NAMES = ("dense", "jpeg_compressibility")
@@ -94,3 +97,24 @@ def test_without_the_samples_of_the_start_there_is_no_gain(finished: Path) -> No
     go_on(finished)
     records = metrics(finished)
     assert quick(records[3]).keys() == {f"quick{e}/{name}" for e in ("", "_error") for name in NAMES}
+
+
+def test_an_evaluation_in_parts_is_the_evaluation_of_all_at_once(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many prompts there are, only some images are in the works; their batches stay the same."""
+    changes = ("evaluate.prompts=7", "evaluate.seeds=2", "rollout={batch: 4, decode_batch: 4, prompts: 9, group: 3}")
+    session = Session(load_recipe("mixgrpo_flash_guard", [*words, *changes]))
+    rows, found, counts = session.data.heldout, [], []
+    for at_once in (1000, 8, 1):
+        monkeypatch.setattr("flowgrpo.training.images.evaluator.AT_ONCE", at_once)
+        seen: list[tuple[int, int]] = []
+        clock = Clock(session.task.device, session.task.clock_parts)
+        clock.counter = lambda done, total, seen=seen: seen.append((done, total))
+        found.append(session.task.evaluation(rows, [evaluation_key(row) for row in rows], clock))
+        counts.append({pair for pair in seen if pair[1] == 14})
+    for other in found[1:]:
+        assert torch.equal(other.samples, found[0].samples)
+        assert (other.origins(), other.prompt_of_sample) == (found[0].origins(), found[0].prompt_of_sample)
+    # Decoding is counted over all images.
+    assert counts[0] == counts[1] == counts[2] == {(done, 14) for done in (4, 8, 12, 14)}

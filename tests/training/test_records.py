@@ -96,6 +96,15 @@ def test_tensorboard_has_samples(task: str, tmp_path: Path, small: list[str], ra
     else:
         assert {"samples/eval/text_summary", "samples/train/text_summary"} <= tags["tensors"]
     assert "reward/total" in tags["scalars"]
+    evaluations = [
+        [event.step for event in found.Scalars(tag)]
+        for events in (tmp_path / "run").rglob("events.out.tfevents.*")
+        if (found := EventAccumulator(str(events)).Reload())
+        for tag in found.Tags()["scalars"]
+        if tag.startswith("eval/")
+    ]
+    assert evaluations, "no evaluation"
+    assert all(steps == [0, 1] for steps in evaluations), "the last evaluation is missing"
 
 
 def test_metrics_of_a_part_are_numbers_and_have_names_of_their_own() -> None:

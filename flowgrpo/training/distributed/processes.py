@@ -125,7 +125,9 @@ class Processes:
         if not used:
             return
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in used]
-        flat = reduce(torch.cat([gradient.flatten() for gradient in gradients]), "sum")
+        # In place: `reduce` would keep a second copy of all gradients.
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        torch.distributed.all_reduce(flat)
         for parameter, part in zip(used, flat.split([p.numel() for p in used])):
             parameter.grad = part.view_as(parameter)
 

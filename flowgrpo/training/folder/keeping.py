@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from accelerate import Accelerator
 
@@ -114,6 +115,13 @@ class Keeper:
             self.reporter.note(self.run.notes.pop(0))
 
     # -- writing -----------------------------------------------------------------------------------------------
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        """Write a line of the metrics, and give its numbers to the trackers. Every process must call it."""
+        if self.accelerator.is_main_process:
+            self.run.log(dict(record))
+        numbers = {name: value for name, value in record.items() if isinstance(value, int | float)}
+        self.accelerator.log(numbers, step=record["iteration"])
 
     def moving(self) -> dict[str, Written]:
         """Copies of the parts that an iteration changes before its first optimizer step.

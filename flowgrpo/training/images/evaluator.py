@@ -25,6 +25,10 @@ Made = Callable[[Sequence[PromptRow], Experience, Sequence[int]], None]
 Images are numbered prompt by prompt, in the order of the evaluation's prompts."""
 
 
+AT_ONCE = 64
+"""About how many images an evaluation has in the works at a time; fewer if a rollout has fewer."""
+
+
 def company_of(recipe: Recipe) -> int:
     """How many images are made together: whole batches of the denoiser and of the decoder, from the first image on."""
     return math.lcm(recipe.rollout.batch, recipe.rollout.decode_batch)
@@ -58,8 +62,8 @@ class Evaluator:
             rows: the prompts.
             keys: a number for each prompt that addresses its noises.
             clock: measures where the time goes.
-            made: called with each part of the images. If given, the images are made some at a time; they are the same
-                images.
+            made: called with each part of the images. If given, the images are made a company at a time, else some
+                companies at a time; they are the same images.
         """
         if all(row.size is None for row in rows):
             return self._of_one_size(self.policy, rows, range(len(rows)), keys, clock, made)
@@ -86,12 +90,17 @@ class Evaluator:
     ) -> Experience:
         prompts, seeds = tuple(row.prompt for row in rows), self.recipe.evaluate.seeds
         plan, parts = self.plan(seeds, policy), []
-        size = None if made is None else math.lcm(company_of(self.recipe), seeds) // seeds
-        for part in chunks_of(len(rows), size):
+        fewest = math.lcm(company_of(self.recipe), seeds)
+        most = min(AT_ONCE, self.recipe.rollout.prompts * self.recipe.rollout.group)
+        some = fewest if made is not None else fewest * max(most // fewest, 1)
+        for part in chunks_of(len(rows), some // seeds):
+            before = part.start * seeds
             with clock.part("denoiser"):
                 rollout = policy.sample(prompts, keys, plan, chunk=part, told=clock.count)
             with clock.part("decode"):
-                images = policy.decode(rollout, prompts, clock.count)
+                images = policy.decode(
+                    rollout, prompts, lambda done, _, before=before: clock.count(before + done, len(rows) * seeds)
+                )
             parts.append(Experience(rollout, plan, prompts, images, 1, tuple(keys)))
             if made is not None:
                 made(rows, parts[-1], [place * seeds + seed for place in places[part] for seed in range(seeds)])

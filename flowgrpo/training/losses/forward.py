@@ -140,10 +140,13 @@ class ForwardObjective(Unmeasured):
     def _predictions(
         self, experience: Experience, batches: Sequence[_Images], weights: Callable[[], AbstractContextManager[None]]
     ) -> _Predictions:
+        made: _Predictions = {}
         with weights():
-            return {
-                batch.key: self._velocity(experience, batch, self._noised(experience, batch)[2]) for batch in batches
-            }
+            for batch in batches:
+                found = self._velocity(experience, batch, self._noised(experience, batch)[2])
+                # There are as many as images and noise levels, so they wait where the states of the rollout do.
+                made[batch.key] = found if self.policy.store is None else self.policy.store(found)
+        return made
 
     def rows(self, experience: Experience, part: int, keep: Tensor | None) -> int:
         """How many pairs of an image and a noise level one part has."""
@@ -253,7 +256,7 @@ class ForwardObjective(Unmeasured):
 
     def _old(self, experience: Experience, batch: _Images, velocity: Tensor) -> Tensor:
         if batch.key in self._before:
-            return self._before[batch.key]
+            return self.policy.brought(self._before[batch.key])
         return velocity.detach() if self.old is None else self._once(self._of_old, experience, batch, self.old)
 
     def _reference(self, experience: Experience, batch: _Images) -> Tensor:
@@ -265,8 +268,8 @@ class ForwardObjective(Unmeasured):
     ) -> Tensor:  # fmt: skip
         """A prediction that `measure` made. It is used once, because the weights move afterwards."""
         if self._measured is experience and batch.key in made:
-            return made.pop(batch.key)
-        return self._predictions(experience, [batch], weights)[batch.key]
+            return self.policy.brought(made.pop(batch.key))
+        return self.policy.brought(self._predictions(experience, [batch], weights)[batch.key])
 
 
 def draw_levels(steps: range, times: int | None, draw: str, generator: torch.Generator) -> list[int]:
