@@ -26,7 +26,7 @@ class CheckPlan:
     """What a reward is tried on.
 
     Attributes:
-        images: a folder of pictures.
+        images: a folder of pictures or videos.
         metadata: the file with the prompts of the pictures; by default a file in the folder, or else the file names.
         data: prompts for the samples of the embedded model, or rows with a column `completion`.
         prompts: number of prompts that the embedded model samples; 0 for no samples.
@@ -36,7 +36,7 @@ class CheckPlan:
         declared: least and greatest score that the author declares.
         accepted: codes of findings that the author intends.
         task: "images" or "text"; by default what the reward's signature says.
-        frames: for a reward of videos, how many frames each picture becomes; see `panned`.
+        frames: for a reward of videos, how many frames each picture becomes; see `panned`. Videos stay as they are.
     """
 
     images: Path | None = None
@@ -120,9 +120,10 @@ def check_on(
                 report.skipped["distribution, noise"] = "it gives no number in the call with all samples"
         elif nothing:
             why = " ".join(scored.failure.split()) or "all scores are NaN"
-            report.add(
-                "samples", NOTE, f"it does not score {material.source}: {why:.300}", "Leave them out with --prompts 0."
-            )
+            advice = "Leave them out with --prompts 0."
+            if main.moving and trial.frames is None:
+                advice = f"Make videos of them with --frames {main.images.shape[1]}, or l{advice[1:]}"
+            report.add("samples", NOTE, f"it does not score {material.source}: {why:.300}", advice)
         if nothing:
             continue
         check_distribution(material, scored.values, report, name)

@@ -61,7 +61,7 @@ def check_first_call(trial: Trial, material: Material, report: Report) -> TrialS
     trial.watch.close_look = False
     if scored.failed:
         advice = "Return one number a sample." if scored.invalid else "Mend this first; nothing else was checked."
-        if trial.task == "images" and trial.frames is None:
+        if trial.task == "images" and trial.frames is None and not material.moving:
             advice += " A reward of videos is checked with --frames."
         code = "scores" if scored.invalid else "failure"
         report.add(code, FAULT, f"it fails on {material.source}: {scored.failure}", advice)

@@ -21,7 +21,7 @@ class Material:
     """B samples to score.
 
     Attributes:
-        samples: images [B, 3, H, W], float in [0, 1]; or B completions.
+        samples: images [B, 3, H, W] or videos [B, F, 3, H, W], float in [0, 1]; or B completions.
         prompts: B strings.
         columns: name -> B values.
         groups: B group ids.
@@ -41,9 +41,14 @@ class Material:
 
     @property
     def images(self) -> Tensor:
-        """The samples, which must be images."""
+        """The samples, which must be images or videos."""
         assert isinstance(self.samples, Tensor)
         return self.samples
+
+    @property
+    def moving(self) -> bool:
+        """Whether the samples are videos."""
+        return isinstance(self.samples, Tensor) and self.samples.ndim == 5
 
     @property
     def texts(self) -> list[str]:
@@ -164,7 +169,7 @@ def _of_rows(samples: Tensor | list[str], rows: list[PromptRow], labels: list[st
 
 
 def replaced(images: Tensor, row: int, picture: Tensor) -> Tensor:
-    """A copy of the images [B, 3, H, W] with `picture` [3, H, W] at position `row`."""
+    """A copy of the images or videos with `picture`, of the shape of one of them, at position `row`."""
     copy = images.clone()
     copy[row] = picture.to(torch.float32)
     return copy

@@ -96,7 +96,8 @@ class Trial:
     Args:
         spec: a recipe's entry.
         task: "images" or "text"; by default "text" if the reward's signature has `completions`, and else "images".
-        frames: for a reward of videos, how many frames; see `panned`. None gives the reward pictures.
+        frames: for a reward of videos, how many frames each picture becomes; see `panned`. None leaves pictures as they
+            are. Videos stay as they are.
 
     Attributes:
         reward: the scorer.
@@ -152,7 +153,7 @@ class Trial:
                 # A reward that writes into its columns must not spoil what is scored after it.
                 columns = copy.deepcopy(self._columns(material))
                 samples = material.samples
-                if self.frames is not None and isinstance(samples, Tensor):
+                if self.frames is not None and isinstance(samples, Tensor) and not material.moving:
                     samples = panned(samples, self.frames)
                 batch = self._set.score(samples, material.prompts, columns, material.groups)
         except MissingDependency:

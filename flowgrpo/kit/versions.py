@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import io
 from collections.abc import Callable, Sequence
+from typing import Concatenate, ParamSpec
 
 import numpy as np
 import torch
@@ -11,7 +13,21 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+Options = ParamSpec("Options")
 
+
+def _by_frame(change: Callable[Concatenate[Tensor, Options], Tensor]) -> Callable[Concatenate[Tensor, Options], Tensor]:
+    """A change of images [B, 3, H, W] that takes videos [B, F, 3, H, W] too, and changes each frame by itself."""
+
+    @functools.wraps(change)
+    def changed(images: Tensor, *args: Options.args, **kwargs: Options.kwargs) -> Tensor:
+        found = change(images.reshape(-1, *images.shape[-3:]), *args, **kwargs)
+        return found.reshape(*images.shape[:-3], *found.shape[-3:])
+
+    return changed
+
+
+@_by_frame
 def resize(images: Tensor, height: int, width: int) -> Tensor:
     """Images [B, 3, H, W] at another size, bicubic with antialiasing, clamped to [0, 1]."""
     return F.interpolate(images, size=(height, width), mode="bicubic", antialias=True).clamp(0, 1)
@@ -22,6 +38,7 @@ def eight_bits(images: Tensor) -> Tensor:
     return (images * 255).round() / 255
 
 
+@_by_frame
 def as_jpeg(images: Tensor, quality: int) -> Tensor:
     """Images [B, 3, H, W] as a JPEG file of this quality gives them back."""
     pixels = (images * 255).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
@@ -33,6 +50,7 @@ def as_jpeg(images: Tensor, quality: int) -> Tensor:
     return torch.stack(decoded).permute(0, 3, 1, 2).float() / 255
 
 
+@_by_frame
 def shifted(images: Tensor) -> Tensor:
     """Images moved by one pixel to the right and down; the border is repeated."""
     return F.pad(images, (1, 0, 1, 0), mode="replicate")[..., : images.shape[-2], : images.shape[-1]]
@@ -74,27 +92,33 @@ NEAR_TEXT: dict[str, tuple[str, Callable[[list[str]], list[str]]]] = {
 
 
 def edge_pictures(image: Tensor) -> list[tuple[str, str, Tensor]]:
-    """Pictures of the size of `image` [3, H, W] that a model can come to make: (code, name, picture)."""
+    """What a model can come to make in place of a picture or video: (code, name, picture or video).
+
+    Args:
+        image: a picture [3, H, W] or a video [F, 3, H, W]; the others get its shape.
+    """
     height, width = image.shape[-2:]
 
+    def whole(part: Tensor) -> Tensor:
+        return part.expand(image.shape).clone()
+
     def plain(*colour: float) -> Tensor:
-        return torch.tensor(colour).view(3, 1, 1).expand(3, height, width).clone()
+        return whole(torch.tensor(colour).view(3, 1, 1))
 
     rows, columns = torch.arange(height).view(-1, 1), torch.arange(width).view(1, -1)
-    board = ((rows + columns) % 2).float().expand(3, height, width).clone()
-    noise = torch.rand(3, height, width, generator=torch.Generator().manual_seed(0))
-    luma = (image * torch.tensor([0.299, 0.587, 0.114]).view(3, 1, 1)).sum(0, keepdim=True)
+    noise = torch.rand(image.shape, generator=torch.Generator().manual_seed(0))
+    luma = (image * torch.tensor([0.299, 0.587, 0.114]).view(3, 1, 1)).sum(-3, keepdim=True)
     hole = (rows - height / 2) ** 2 + (columns - width / 2) ** 2 < (min(height, width) / 4) ** 2
     return [
         ("blank", "all black", plain(0, 0, 0)),
         ("blank", "all white", plain(1, 1, 1)),
         ("blank", "all grey", plain(0.5, 0.5, 0.5)),
         ("blank", "all red", plain(1, 0, 0)),
-        ("grey", "without colour", luma.clamp(0, 1).expand(3, height, width).clone()),
+        ("grey", "without colour", whole(luma.clamp(0, 1))),
         ("transparent", "transparent over white", torch.where(hole, image, torch.ones(()))),
         ("transparent", "transparent over black", torch.where(hole, image, torch.zeros(()))),
         ("extreme", "random pixels", noise),
-        ("extreme", "chequered pixels", board),
+        ("extreme", "chequered pixels", whole(((rows + columns) % 2).float())),
     ]
 
 

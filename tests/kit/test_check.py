@@ -1,20 +1,26 @@
 """The check finds the fault of every reward that has one, and no fault in the others."""
 
 import json
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import open_clip
 import pytest
 import torch
+from torch import Tensor
 
 from flowgrpo.kit.check import CheckPlan, check_on
 from flowgrpo.kit.entries import parse_reward
 from flowgrpo.kit.findings import FAULT, Report
+from flowgrpo.kit.folder import materials, read_folder
 from flowgrpo.kit.material import Material
 from flowgrpo.kit.trial import Trial
 from flowgrpo.kit.usefulness import check_distribution
+from flowgrpo.kit.versions import NEAR, OTHER, grainy
 from flowgrpo.rewards.base import RewardSpec
 from flowgrpo.rewards.registry import build
+from flowgrpo.training.folder.run_folder import save_image
 
 CULPRITS = Path(__file__).with_name("culprits.py")
 
@@ -160,6 +166,90 @@ def test_rewards_to_compare_with_get_the_same_videos(tmp_path: Path, scenes: Mat
     }
     assert report.skipped["agreement with gold_dense"] == "it scores pictures, and no videos"
     assert "give single images" in report.skipped["agreement with other"]
+
+
+STEADY = """
+from collections import Counter
+
+shapes = Counter()
+
+def steady(images, prompts):
+    shapes[tuple(images.shape[1:3])] += 1
+    step, two_steps = (
+        (images[:, gap:] - images[:, :-gap]).abs().mean(dim=(1, 2, 3, 4)) for gap in (1, 2)
+    )
+    return two_steps / (step + 0.002)
+"""
+
+
+@pytest.fixture
+def films(tmp_path: Path) -> Path:
+    """The samples of a run of videos: two prompts with four videos of five frames each, which move more and more."""
+    folder = tmp_path / "run" / "samples"
+    folder.mkdir(parents=True)
+    drawn = torch.rand(2, 4, 3, 12, 16, generator=torch.Generator().manual_seed(0))
+    lines = []
+    for prompt, pictures in enumerate(drawn):
+        for k, picture in enumerate(pictures):
+            save_image(folder / f"{prompt}-{k}.png", torch.stack([picture * (1 - at * k / 20) for at in range(5)]))
+            record = {"image": f"{prompt}-{k}.png", "prompt": f"film {prompt}", "frames": 5, "columns": {}}
+            lines.append(json.dumps(record) + "\n")
+    (folder / "index.jsonl").write_text("".join(lines))
+    (tmp_path / "films.py").write_text(STEADY)
+    return folder
+
+
+def shapes_in(trial: Trial) -> Counter[tuple[int, int]]:
+    """How often the reward `steady` got samples of each number of frames and colours."""
+    return trial.watch.inner.__globals__["shapes"]
+
+
+@pytest.mark.parametrize("frames", [None, 9])
+def test_the_videos_of_a_run_are_checked_as_they_are(frames: int | None, films: Path):
+    (material,) = materials(read_folder(films))
+    trial = Trial(RewardSpec(f"{films.parents[1] / 'films.py'}:steady"), frames=frames)
+    plan = CheckPlan(frames=frames, against=[RewardSpec("proxy", label="other")])
+    report = check_on(trial, {"folder": material}, plan, Report("steady", "images"))
+    assert report.count(FAULT) == 0, report.text()
+    assert set(shapes_in(trial)) == {(5, 3)}
+    assert "give single images" in report.skipped.pop("agreement with other")
+    assert report.skipped == {}
+    # Nothing moves in a blank video, and random frames differ from the next as from the one after it.
+    assert report.tables["edges"]["all black"] == 0
+    assert report.tables["edges"]["random pixels"] == pytest.approx(1, abs=0.1)
+    assert report.tables["versions"]["8 bits (PNG)"]["order_kept"] == 1
+    assert set(report.tables["versions"]) == {*NEAR, *OTHER}
+
+
+def test_pictures_beside_videos_can_become_videos(films: Path, scenes: Material):
+    (material,) = materials(read_folder(films))
+    spec, sets = RewardSpec(f"{films.parents[1] / 'films.py'}:steady"), {"folder": material, "samples": scenes}
+    report = check_on(Trial(spec), sets, CheckPlan(), Report("steady", "images"))
+    (note,) = [finding for finding in report.findings if finding.code == "samples"]
+    assert note.advice == "Make videos of them with --frames 5, or leave them out with --prompts 0."
+    trial = Trial(spec, frames=7)
+    report = check_on(trial, sets, CheckPlan(frames=7), Report("steady", "images"))
+    assert not report.has("samples")
+    assert shapes_in(trial)[7, 3] == 1
+
+
+def test_a_reward_of_pictures_that_gets_videos_is_not_sent_to_frames(films: Path):
+    (material,) = materials(read_folder(films))
+    report = check_on(Trial(RewardSpec("proxy")), {"folder": material}, CheckPlan(), Report("proxy", "images"))
+    (fault,) = [finding for finding in report.findings if finding.severity == FAULT]
+    assert "give single images" in fault.seen
+    assert "--frames" not in fault.advice
+
+
+@pytest.mark.parametrize("change", [change for _, change in {**NEAR, **OTHER}.values()], ids=[*NEAR, *OTHER])
+def test_a_version_of_a_video_has_the_versions_of_its_frames(change: Callable[[Tensor], Tensor]):
+    videos = torch.rand(2, 3, 3, 12, 16, generator=torch.Generator().manual_seed(0))
+    found = change(videos)
+    if change is grainy:
+        # Each frame has grain of its own, as in a film.
+        assert (found[:, 0] - videos[:, 0] - found[:, 1] + videos[:, 1]).abs().max() > 1 / 255
+    else:
+        assert torch.equal(found, torch.stack([change(video) for video in videos]))
 
 
 @pytest.mark.parametrize(("labels", "name"), [((None, None), "corner"), ((None, "proxy"), "proxy")])
