@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,18 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from ..rewards.pixels import load_frames, load_picture
+from ..rewards.pixels import check_cut, check_depth, load_frames, load_picture
 from ..training.data import PromptRow, read_prompts
 from .material import Material, groups_of
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 METADATA = ("metadata.jsonl", "metadata.csv", "index.jsonl")
 FILE_KEYS = ("file_name", "file", "image", "path")
+VIDEOS = (".mp4", ".webm", ".mov", ".mkv", ".avi", ".m4v")
+AS_STRIP = (
+    "save the frames of a video side by side in one picture, and give their number in a column `frames` of the list "
+    "that names the picture (docs/reward_kit.md, Videos)"
+)
 
 
 @dataclass(frozen=True)
@@ -40,13 +45,13 @@ def read_folder(folder: Path, metadata: Path | None = None) -> list[LabelledPict
     """All pictures of a folder and of the folders in it, sorted by name; only the headers of the files are read.
 
     The prompts come from `metadata`, or else from `metadata.jsonl`, `metadata.csv` or `index.jsonl` in the folder. This
-    is a prompt file with a column `file_name` (or `file`, `image`, `path`): a path relative to the prompt file. The
-    other columns go to the rewards. If there is no such file, a picture's file name is its prompt:
-    `a_red_circle-3.png` is "a red circle".
+    is a prompt file with a column `file_name` (or `file`, `image`, `path`): a path relative to the prompt file. Where a
+    column `frames` is 2 or more, the file is a video. The other columns go to the rewards. If there is no such file, a
+    picture's file name is its prompt: `a_red_circle-3.png` is "a red circle".
 
     Raises:
         ValueError: the folder does not exist or holds no picture; the metadata names a file that does not exist; a
-            file is no picture.
+            file is no picture, has more than 8 bits for each colour, or cannot be cut into its frames.
     """
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder; give one with pictures ({', '.join(ENDINGS)})")
@@ -56,7 +61,9 @@ def read_folder(folder: Path, metadata: Path | None = None) -> list[LabelledPict
         return _listed(metadata)
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in ENDINGS and path.is_file())
     if not paths:
-        raise ValueError(f"{folder} holds no picture ({', '.join(ENDINGS)})")
+        video = next((path for path in sorted(folder.rglob("*")) if path.suffix.lower() in VIDEOS), None)
+        instead = "" if video is None else f"; {video} is a video: {AS_STRIP}"
+        raise ValueError(f"{folder} holds no picture ({', '.join(ENDINGS)}){instead}")
     return [picture_of(path, prompt_of(path), {}) for path in paths]
 
 
@@ -117,9 +124,10 @@ def listed_picture(metadata: Path, row: PromptRow) -> LabelledPicture:
     """The picture that a row of a prompt file names.
 
     Raises:
-        ValueError: the row names no file, there is no such file, or it is no picture.
+        ValueError: the row names no file, there is no such file, or it is no picture; or the number of its frames is
+            wrong.
     """
-    key = next((key for key in FILE_KEYS if isinstance(row.columns.get(key), str)), None)
+    key = file_key(row.columns)
     if key is None:
         raise ValueError(
             f"{metadata}: prompt {row.id + 1} names no file; give a column `file_name` (it has "
@@ -128,9 +136,29 @@ def listed_picture(metadata: Path, row: PromptRow) -> LabelledPicture:
     path = metadata.parent / row.columns[key]
     if not path.is_file():
         raise ValueError(f"{metadata}: prompt {row.id + 1}: there is no file {path}")
-    columns = inner_columns(row, key)
-    frames = row.columns.get("frames") if isinstance(row.columns.get("columns"), dict) else None
-    return picture_of(path, row.text, columns, frames if isinstance(frames, int) and frames > 1 else 1)
+    try:
+        return picture_of(path, row.text, inner_columns(row, key), _frames_in(row))
+    except ValueError as error:
+        raise ValueError(f"{row.place or metadata}: {error}") from None
+
+
+def file_key(columns: Mapping[str, Any]) -> str | None:
+    """The column that names the file of a sample; None if there is none."""
+    return next((key for key in FILE_KEYS if isinstance(columns.get(key), str)), None)
+
+
+def _frames_in(row: PromptRow) -> int:
+    given = row.columns.get("frames")
+    if given is None or given == "":
+        return 1
+    # A table without types, such as CSV, has numbers as text.
+    frames = int(given) if isinstance(given, str) and given.isdecimal() else given
+    if type(frames) is not int or frames < 1:
+        raise ValueError(
+            f"`frames` is {given!r}; write how many frames of a video stand side by side in the picture, or give the "
+            "column another name if it means something else"
+        )
+    return frames
 
 
 def inner_columns(row: PromptRow, sample: str) -> dict[str, Any]:
@@ -151,14 +179,18 @@ def picture_of(path: Path, prompt: str, columns: dict[str, Any], frames: int = 1
     """A file as a picture to score, or as a video whose frames stand side by side.
 
     Raises:
-        ValueError: the file is not a picture.
+        ValueError: the file is not a picture, has more than 8 bits for each colour, or cannot be cut into its frames.
     """
     try:
         with Image.open(path) as image:
+            check_depth(path, image)
             turned = image.getexif().get(0x0112, 1) in (5, 6, 7, 8)
             width, height = reversed(image.size) if turned else image.size
+            check_cut(path, width, frames)
             return LabelledPicture(
                 path, prompt, columns, (height, width // frames), image.has_transparency_data, frames
             )
     except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
+        if path.suffix.lower() in VIDEOS:
+            raise ValueError(f"{path} is a video; {AS_STRIP}") from None
         raise ValueError(f"{path} is not a picture: {error}") from None

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 
 def load_picture(path: Path) -> Tensor:
@@ -21,8 +24,7 @@ def load_picture(path: Path) -> Tensor:
 
     try:
         with Image.open(path) as opened:
-            if opened.mode.startswith(("I", "F")):
-                raise ValueError(f"{path} has pixels of mode {opened.mode}; save it with 8 bits for each colour")
+            check_depth(path, opened)
             image = ImageOps.exif_transpose(opened)
             if image.has_transparency_data:
                 white = Image.new("RGBA", image.size, "white")
@@ -40,9 +42,20 @@ def load_frames(path: Path, frames: int) -> Tensor:
         ValueError: the file cannot be read, or the picture cannot be cut into so many frames of equal width.
     """
     strip = load_picture(path)
-    if frames < 1 or strip.shape[-1] % frames:
-        raise ValueError(f"{path} is {strip.shape[-1]} pixels wide and cannot hold {frames} frames of equal width")
+    check_cut(path, strip.shape[-1], frames)
     return strip.unflatten(-1, (frames, -1)).movedim(-2, 0)
+
+
+def check_depth(path: Path, picture: Image) -> None:
+    """Raise ValueError if a picture, of which only the header need be read, has more than 8 bits for each colour."""
+    if picture.mode.startswith(("I", "F")):
+        raise ValueError(f"{path} has pixels of mode {picture.mode}; save it with 8 bits for each colour")
+
+
+def check_cut(path: Path, width: int, frames: int) -> None:
+    """Raise ValueError if a picture of so many pixels cannot be cut into so many frames."""
+    if frames < 1 or width % frames:
+        raise ValueError(f"{path} is {width} pixels wide and cannot hold {frames} frames of equal width")
 
 
 def as_frames(images: Tensor, most: int | None = None) -> Tensor:

@@ -67,6 +67,56 @@ def test_a_video_in_the_index_of_a_run_has_its_frames(tmp_path: Path):
     assert material.samples.shape == (1, 3, 3, 4, 4)
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (
+            "metadata.jsonl",
+            '{"file_name": "x.png", "prompt": "a cat", "frames": 3}\n{"file_name": "x.png", "prompt": "b"}',
+        ),
+        ("metadata.csv", "file_name,prompt,frames\nx.png,a cat,3\nx.png,b,\n"),
+        (
+            "metadata.jsonl",
+            '{"file_name": "x.png", "prompt": "a", "frames": 3}\n{"file_name": "x.png", "prompt": "b", "frames": 1}',
+        ),
+    ],
+)
+def test_a_list_of_ones_own_says_how_many_frames_a_video_has(name: str, text: str, tmp_path: Path):
+    paint(tmp_path / "x.png", "red", (12, 4))
+    (tmp_path / name).write_text(text)
+    assert [(picture.frames, picture.size) for picture in read_folder(tmp_path)] == [(3, (4, 4)), (1, (4, 12))]
+
+
+@pytest.mark.parametrize("inner", [{}, {"columns": {}}])
+@pytest.mark.parametrize(
+    ("frames", "said"),
+    [
+        (5, r".*x\.png is 12 pixels wide and cannot hold 5 frames of equal width"),
+        (0, "`frames` is 0; write how many frames of a video stand side by side"),
+        (2.5, "`frames` is 2.5; write how many"),
+        (True, "`frames` is True; write how many"),
+        ("gold", "`frames` is 'gold'; .*or give the column another name"),
+    ],
+)
+def test_a_wrong_number_of_frames_is_named_with_its_line(frames: object, said: str, inner: object, tmp_path: Path):
+    paint(tmp_path / "x.png", "red", (12, 4))
+    rows = [{"image": "x.png", "prompt": "a", **inner}, {"image": "x.png", "prompt": "b", "frames": frames, **inner}]
+    (tmp_path / "index.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(ValueError, match=rf"index\.jsonl, line 2: {said}"):
+        read_folder(tmp_path)
+
+
+def test_files_of_videos_are_refused_with_what_to_give_instead(tmp_path: Path):
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "a_cat.MP4").write_bytes(b"\0\0\0 ftypisom")
+    instead = "save the frames of a video side by side in one picture, and give their number in a column `frames`"
+    with pytest.raises(ValueError, match=rf"holds no picture .*; .*a_cat\.MP4 is a video: {instead}"):
+        read_folder(tmp_path)
+    (tmp_path / "metadata.jsonl").write_text(json.dumps({"prompt": "a cat", "file_name": "deep/a_cat.MP4"}) + "\n")
+    with pytest.raises(ValueError, match=rf"metadata\.jsonl, line 1: .*a_cat\.MP4 is a video; {instead}"):
+        read_folder(tmp_path)
+
+
 def test_transparent_parts_lie_over_white(tmp_path: Path):
     path = paint(tmp_path / "x.png", (255, 0, 0, 0), mode="RGBA")
     (picture,) = read_folder(tmp_path)
@@ -125,6 +175,11 @@ def test_what_cannot_be_read_is_named(tmp_path: Path):
     deep = paint(tmp_path / "deep.png", 70, mode="I;16")
     with pytest.raises(ValueError, match="8 bits"):
         load_picture(deep)
+    (tmp_path / "metadata.jsonl").write_text(json.dumps({"prompt": "a cat", "file_name": "deep.png"}) + "\n")
+    with pytest.raises(
+        ValueError, match=r"metadata\.jsonl, line 1: .*deep\.png has pixels of mode I;16; save it with 8"
+    ):
+        read_folder(tmp_path)
     cut = paint(tmp_path / "cut.png", "red", (300, 300))
     cut.write_bytes(cut.read_bytes()[:-60])
     with pytest.raises(ValueError, match="cannot be read"):
