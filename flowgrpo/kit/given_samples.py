@@ -13,13 +13,24 @@ from typing import Any
 import torch
 
 from ..inference.inference import progress, silent, summaries
-from ..rewards.base import RewardError, RewardSpec
+from ..rewards.base import RewardSpec
 from ..rewards.runner import RewardBatch, RewardSet
 from ..rewards.score_batches import join_scores
 from ..training.data import PromptRow, read_prompts
 from ..training.evaluating import Scored
 from ..training.folder.files import writing
-from .folder import FILE_KEYS, METADATA, LabelledPicture, inner_columns, listed_picture, load, read_folder
+from .folder import (
+    AS_STRIP,
+    ENDINGS,
+    METADATA,
+    VIDEOS,
+    LabelledPicture,
+    file_key,
+    inner_columns,
+    listed_picture,
+    load,
+    read_folder,
+)
 
 BATCH = 64
 """About how many samples are scored at once; a group is not divided."""
@@ -37,12 +48,14 @@ class GivenSample:
         columns: further columns, for rewards.
         made: a completion, or a picture that is still to be loaded.
         line: what the list of samples says about it; empty for a picture without a list.
+        folder: the folder of the list, to which the paths in `line` are relative.
     """
 
     prompt: str
     columns: dict[str, Any]
     made: str | LabelledPicture
     line: dict[str, Any]
+    folder: Path = Path()
 
     @property
     def kind(self) -> str:
@@ -64,9 +77,29 @@ class GivenSample:
         """The completion, or the path of the picture."""
         return {"completion": self.made} if isinstance(self.made, str) else {"image": str(self.made.path)}
 
-    def record(self) -> dict[str, Any]:
-        """The sample for a list in which the reward's scores are added."""
-        return dict(self.line) if self.line else {"prompt": self.prompt, **self.shown(), "columns": self.columns}
+    def record(self, folder: Path) -> dict[str, Any]:
+        """The sample for a list in this folder, in which the reward's scores are added."""
+        if isinstance(self.made, LabelledPicture) and not self.line:
+            return {"prompt": self.prompt, "image": _relative(self.made.path, folder), "columns": self.columns}
+        if self.folder.resolve() == folder.resolve():
+            return dict(self.line)
+        key = None if isinstance(self.made, str) else file_key(self.line)
+        moved: dict[str, Any] = {} if key is None else {key: self._moved(self.line[key], folder)}
+        if self.kind and isinstance(pictures := self.line.get("pictures"), list):
+            moved["pictures"] = [self._moved(str(path), folder) for path in pictures]
+        return {**self.line, **moved}
+
+    def _moved(self, path: str, folder: Path) -> str:
+        return path if Path(path).is_absolute() else _relative(self.folder / path, folder)
+
+
+def _relative(path: Path, folder: Path) -> str:
+    # `..` leads out of where a link points to, so links are followed; a link that is the file itself keeps its name.
+    whole = path.parent.resolve() / path.name
+    try:
+        return Path(os.path.relpath(whole, folder.resolve())).as_posix()
+    except ValueError:  # on another drive of Windows
+        return whole.as_posix()
 
 
 def given_samples(source: Path, metadata: Path | None = None) -> list[GivenSample]:
@@ -75,7 +108,8 @@ def given_samples(source: Path, metadata: Path | None = None) -> list[GivenSampl
     Args:
         source: a run folder; a folder of pictures; a folder with a list (`index.jsonl`, `metadata.jsonl` or
             `metadata.csv`); or the list itself: a prompt file with a column `completion`, or with the path of a
-            picture, relative to the list, in `file_name`, `file`, `image` or `path`.
+            picture, relative to the list, in `file_name`, `file`, `image` or `path`. For a video, the column `frames`
+            has the number of frames that stand side by side in the picture.
         metadata: the list of a folder of pictures, if it is elsewhere or has another name.
 
     Raises:
@@ -83,6 +117,10 @@ def given_samples(source: Path, metadata: Path | None = None) -> list[GivenSampl
     """
     if (source / "samples" / "index.jsonl").is_file():
         source = source / "samples"
+    if source.is_file() and source.suffix.lower() in VIDEOS:
+        raise ValueError(f"{source} is a video; {AS_STRIP}")
+    if source.is_file() and source.suffix.lower() in ENDINGS:
+        raise ValueError(f"{source} is one picture; name its folder, or a list with a column `file_name`")
     if source.is_dir() and metadata is None:
         metadata = next((source / name for name in METADATA if (source / name).is_file()), None)
     listed = metadata or (source if source.is_file() else None)
@@ -97,14 +135,14 @@ def given_samples(source: Path, metadata: Path | None = None) -> list[GivenSampl
 def _given(listed: Path, row: PromptRow) -> GivenSample:
     text, line = row.columns.get("completion"), {"prompt": row.text, **row.columns}
     if isinstance(text, str):
-        return GivenSample(row.text, inner_columns(row, "completion"), text, line)
-    if not any(isinstance(row.columns.get(key), str) for key in FILE_KEYS):
+        return GivenSample(row.text, inner_columns(row, "completion"), text, line, listed.parent)
+    if file_key(row.columns) is None:
         raise ValueError(
             f"{listed}: prompt {row.id + 1} has neither a text in a column `completion` nor a picture in a column "
             f"`file_name` (it has {', '.join(['prompt', *row.columns])})"
         )
     picture = listed_picture(listed, row)
-    return GivenSample(row.text, picture.columns, picture, line)
+    return GivenSample(row.text, picture.columns, picture, line, listed.parent)
 
 
 def score_samples(
@@ -142,11 +180,13 @@ def scores_of(
         specs: the rewards.
         samples: all of them pictures and videos, or all of them completions.
         out: file that gets a line for each sample as soon as it is scored: the line of its list, with the scores in
-            `rewards`, `sub_scores`, `notes` and `parts`, beside scores of other rewards that are there already.
-        say: called with lines that say how much is done.
+            `rewards`, `sub_scores`, `notes` and `parts`, beside scores of other rewards that are there already. Its
+            paths are relative to this file.
+        say: called with lines that say how much is done, also when an error or an interruption ends it.
 
     Raises:
-        ValueError: a reward cannot be made, does not take these samples, or needs a column that they lack.
+        ValueError: a reward cannot be made, does not take these samples, or needs a column that they lack; or a picture
+            cannot be read.
         RewardError: a reward failed; what was scored before is in `out`.
     """
     rewards = RewardSet(specs)
@@ -164,11 +204,9 @@ def scores_of(
                 _append(out, [samples[row] for row in rows], parts[-1])
             done += len(rows)
             seen(done)
-    except (RewardError, OSError):
-        if out is not None and done:
-            say(f"{done} of {len(samples)} samples are scored in {out}")
-        raise
     finally:
+        if out is not None and 0 < done < len(samples):
+            say(f"{done} of {len(samples)} samples are scored in {out}")
         rewards.close()
     return join_scores(parts).taken(sorted(range(len(places)), key=places.__getitem__))
 
@@ -199,7 +237,7 @@ def _scored(
 def _append(out: Path, samples: Sequence[GivenSample], scores: RewardBatch) -> None:
     lines = []
     for row, sample in enumerate(samples):
-        record = sample.record()
+        record = sample.record(out.parent)
         for key, found in scores.record(row).items():
             before = record.get(key)
             record[key] = {**(before if isinstance(before, dict) else {}), **found}

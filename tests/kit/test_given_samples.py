@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import dump_recipe, load_recipe
 from flowgrpo.kit import given_samples as module
+from flowgrpo.kit.folder import LabelledPicture
 from flowgrpo.kit.given_samples import given_samples, score_samples
 from flowgrpo.rewards.base import RewardError, RewardSpec
 from flowgrpo.training.folder.run_folder import RunFolder, save_image
@@ -72,7 +74,8 @@ def test_pictures_of_a_folder_are_scored_by_their_names(tmp_path: Path) -> None:
     assert found[""]["jpeg_compressibility"][2] == 3
     after = lines_of(out)
     assert [one["prompt"] for one in after] == ["a blue thing", "a red thing", "a red thing"]
-    assert all(Path(one["image"]).is_file() and one["rewards"]["jpeg_compressibility"] < 0 for one in after)
+    assert all((tmp_path / one["image"]).is_file() and one["rewards"]["jpeg_compressibility"] < 0 for one in after)
+    assert [one.made.path.name for one in given_samples(out)] == [Path(one["image"]).name for one in after]
 
 
 def test_a_video_is_scored_as_a_video(tmp_path: Path) -> None:
@@ -89,6 +92,63 @@ def test_a_video_is_scored_as_a_video(tmp_path: Path) -> None:
     assert given.columns == {"image": "other.png"}
     found = score_samples([RewardSpec(f"{tmp_path / 'reward.py'}:spread")], [given])
     assert found[""]["spread"][0] == pytest.approx(float(video.std(0).mean()), abs=1e-6)
+
+
+def test_a_video_of_a_list_of_ones_own_is_scored_as_a_video(tmp_path: Path) -> None:
+    paint(tmp_path / "strip.png", "red", size=(24, 4))
+    (tmp_path / "reward.py").write_text("def length(images, prompts):\n    return [images.shape[1]] * len(images)\n")
+    source = listed(tmp_path / "mine.jsonl", {"prompt": "p", "file_name": "strip.png", "frames": 12})
+    out = tmp_path / "scores.jsonl"
+    found = score_samples([RewardSpec(f"{tmp_path / 'reward.py'}:length")], given_samples(source), out)
+    assert found[""]["length"][0] == 12
+    assert [one.made.frames for one in given_samples(out)] == [12]
+
+
+@pytest.mark.parametrize(
+    ("row", "key"),
+    [
+        ({"prompt": "p", "file_name": "pictures/x.png", "tag": "a"}, "file_name"),
+        (
+            {"prompt": "p", "image": "./pictures/x.png", "columns": {"tag": "a"}, "phase": "eval", "iteration": 0,
+             "pictures": ["pictures/y.png"]},
+            "image",
+        ),
+    ],
+)  # fmt: skip
+def test_scores_in_another_folder_are_a_list_in_their_turn(
+    row: dict[str, Any], key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("x", "y"):
+        paint(tmp_path / "lists" / "pictures" / f"{name}.png", "red")
+    source, spec = listed(tmp_path / "lists" / "list.jsonl", row), RewardSpec("jpeg_compressibility")
+    beside, far = Path("lists/beside.jsonl"), Path("elsewhere/deep/far.jsonl")
+    far.parent.mkdir(parents=True)
+    score_samples([spec], given_samples(source), beside)
+    assert {name: lines_of(beside)[0][name] for name in row} == row
+    score_samples([spec], given_samples(Path("lists/list.jsonl")), far)
+    (line,) = lines_of(far)
+    assert line[key] == "../../lists/pictures/x.png"
+    assert line.get("pictures") == (["../../lists/pictures/y.png"] if "pictures" in row else None)
+    (again,) = given_samples(far)
+    assert (again.made.path.resolve(), again.prompt, again.columns["tag"]) == (
+        tmp_path / "lists" / "pictures" / "x.png", "p", "a",
+    )  # fmt: skip
+    absolute = listed(tmp_path / "lists" / "absolute.jsonl", {"prompt": "p", "file": str(again.made.path.resolve())})
+    score_samples([spec], given_samples(absolute), far.with_name("second.jsonl"))
+    assert lines_of(far.with_name("second.jsonl"))[0]["file"] == str(again.made.path.resolve())
+
+
+def test_links_lead_to_the_pictures_also_from_scores_in_another_folder(tmp_path: Path) -> None:
+    paint(tmp_path / "disk" / "deep" / "x.png", "red")
+    (tmp_path / "disk" / "out").mkdir()
+    (tmp_path / "lists").mkdir()
+    (tmp_path / "lists" / "pictures").symlink_to(tmp_path / "disk" / "deep")
+    (tmp_path / "out").symlink_to(tmp_path / "disk" / "out")
+    source = listed(tmp_path / "lists" / "list.jsonl", {"prompt": "p", "file_name": "pictures/x.png"})
+    score_samples([RewardSpec("jpeg_compressibility")], given_samples(source), tmp_path / "out" / "scores.jsonl")
+    assert lines_of(tmp_path / "out" / "scores.jsonl")[0]["file_name"] == "../deep/x.png"
+    assert len(given_samples(tmp_path / "out" / "scores.jsonl")) == 1
 
 
 def test_completions_of_another_program_are_scored_with_their_columns(tmp_path: Path) -> None:
@@ -139,6 +199,39 @@ def test_what_was_scored_before_a_failure_is_kept(tmp_path: Path, monkeypatch: p
     assert said[-1] == f"4 of 6 samples are scored in {out}"
 
 
+def test_a_picture_that_cannot_be_scored_is_named_before_others_are(tmp_path: Path) -> None:
+    for name, mode in (("a", "RGB"), ("b", "I;16")):
+        paint(tmp_path / f"{name}.png", 70 if mode == "I;16" else "red", mode=mode)
+    source = listed(tmp_path / "mine.jsonl", *({"prompt": name, "file_name": f"{name}.png"} for name in "ab"))
+    with pytest.raises(ValueError, match=r"mine\.jsonl, line 2: .*b\.png has pixels of mode I;16"):
+        given_samples(source)
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_what_was_scored_is_said_whatever_ends_it(
+    interrupted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BATCH", 2)
+    for k in range(3):
+        paint(tmp_path / f"{k}.jpg", "red", (300, 300))
+    # The header of a JPEG file that was cut short is whole.
+    (tmp_path / "2.jpg").write_bytes((tmp_path / "2.jpg").read_bytes()[:-300])
+    real = module.load
+
+    def load(picture: LabelledPicture) -> Tensor:
+        if interrupted and picture.prompt == "p2":
+            raise KeyboardInterrupt
+        return real(picture)
+
+    monkeypatch.setattr(module, "load", load)
+    source = listed(tmp_path / "mine.jsonl", *({"prompt": f"p{k}", "file_name": f"{k}.jpg"} for k in range(3)))
+    said, out = list[str](), tmp_path / "scores.jsonl"
+    with pytest.raises(KeyboardInterrupt if interrupted else ValueError):
+        score_samples([RewardSpec("jpeg_compressibility")], given_samples(source), out, said.append)
+    assert len(lines_of(out)) == 2
+    assert said[-1] == f"2 of 3 samples are scored in {out}"
+
+
 def test_the_command(tmp_path: Path, command: Any) -> None:
     listed(tmp_path / "answers.jsonl", {"prompt": "1+2=", "completion": "3", "answer": "3"})
     words = ("rewards", "score", "answer", "digit_share", "--samples", "answers.jsonl", "--out", "scores.jsonl")
@@ -176,6 +269,16 @@ def test_what_cannot_be_scored_is_refused(rows: list[dict[str, Any]], reward: st
     source = listed(tmp_path / "given.jsonl", *rows)
     with pytest.raises(ValueError, match=said):
         score_samples([RewardSpec(reward)], given_samples(source))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("x.png", "is one picture; name its folder, or a list"), ("x.mp4", "is a video; save the frames of a video side")],
+)
+def test_one_picture_or_video_is_no_list(name: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"1")
+    with pytest.raises(ValueError, match=rf"{name} {said}"):
+        given_samples(tmp_path / name)
 
 
 def test_a_line_that_a_run_has_not_finished_is_left_out(tmp_path: Path) -> None:
