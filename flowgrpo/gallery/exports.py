@@ -97,9 +97,10 @@ def write_single(folders: Sequence[Path], path: Path, fps: float | None = None) 
 def write_dataset(folders: Sequence[Path], path: Path) -> Path:
     """Write all samples as a folder for `datasets.load_dataset`: images and `metadata.jsonl`; for text, `data.jsonl`.
 
-    Every row has `file_name` (text: `completion`), `prompt`, `prompt_id`, `seed`, `run`, `phase` and `iteration`. It
-    has `reward_NAME` for each reward and `column_NAME` for each column of the prompt file; a missing value is null. The
-    text `notes` holds the notes of the rewards.
+    Every row has `file_name` (text: `completion`), `prompt`, `prompt_id`, `seed`, `run`, `phase` and `iteration`. If
+    there are videos, it has `frames`: how many stand side by side in the image, 1 for a picture. It has `reward_NAME`
+    for each reward and `column_NAME` for each column of the prompt file; a missing value is null. The text `notes`
+    holds the notes of the rewards.
 
     Raises:
         ValueError: see `build_gallery`; or the folder exists.
@@ -115,6 +116,7 @@ def write_dataset(folders: Sequence[Path], path: Path) -> Path:
         if shot.image or shot.completion is not None
     ]
     rewards, columns = names(shot.rewards for *_, shot in samples), names(shot.columns for *_, shot in samples)
+    videos = any(shot.frames > 1 for *_, shot in samples)
 
     def write(folder: Path) -> None:
         lines: list[str] = []
@@ -126,6 +128,7 @@ def write_dataset(folders: Sequence[Path], path: Path) -> Path:
                 row = {"file_name": f"images/{len(lines):06d}{Path(shot.image).suffix.lower()}"}
                 (folder / "images").mkdir(exist_ok=True)
                 shutil.copyfile(runs[number].samples / shot.image, folder / row["file_name"])
+            row |= {"frames": shot.frames} if videos else {}
             row |= {"prompt": shot.prompt, "prompt_id": shot.prompt_id, "seed": shot.seed}
             row |= {"run": runs[number].name, "phase": phase, "iteration": shot.iteration}
             row |= {f"reward_{name}": shot.rewards.get(name) for name in rewards}

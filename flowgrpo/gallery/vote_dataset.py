@@ -18,7 +18,9 @@ def write_preferences(folders: Sequence[Path], path: Path, out: Path) -> tuple[P
     A row has `prompt`, `chosen`, `rejected` and `seed`; `chosen_run`, `chosen_iteration`, `rejected_run` and
     `rejected_iteration`; `session` and `time`; and `column_NAME` for each column of the prompt file. The rows of text
     are in `data.jsonl`. The rows of images are in `metadata.jsonl`, and each image is copied once. Such a row has
-    `chosen_file_name` and `rejected_file_name`, which the reader `imagefolder` opens as `chosen` and `rejected`.
+    `chosen_file_name` and `rejected_file_name`, which the reader `imagefolder` opens as `chosen` and `rejected`. If
+    there are videos, it has `chosen_frames` and `rejected_frames`: how many stand side by side in the image, 1 for a
+    picture.
 
     Returns:
         The folder, and lines that say what was left out.
@@ -39,10 +41,11 @@ def write_preferences(folders: Sequence[Path], path: Path, out: Path) -> tuple[P
             "both samples are unchanged; vote first, or name the runs that were voted on"
         )
     columns = sorted({column for one in rows for column in one.vote.columns})
+    videos = any(side.frames for one in rows for side in (one.vote.left, one.vote.right))
 
     def write(folder: Path) -> None:
         folder.mkdir()
-        lines = [json.dumps(_row(one, folder, columns)) + "\n" for one in rows]
+        lines = [json.dumps(_row(one, folder, columns, videos)) + "\n" for one in rows]
         (folder / ("data.jsonl" if runs[0].text else "metadata.jsonl")).write_text("".join(lines), encoding="utf-8")
 
     unread = unreadable_note(path)
@@ -58,7 +61,7 @@ def write_preferences(folders: Sequence[Path], path: Path, out: Path) -> tuple[P
             shutil.rmtree(left, ignore_errors=True)
 
 
-def _row(one: Preference, folder: Path, columns: Sequence[str]) -> dict[str, Any]:
+def _row(one: Preference, folder: Path, columns: Sequence[str], videos: bool) -> dict[str, Any]:
     row: dict[str, Any] = {"prompt": one.prompt}
     sides = one.vote.preferred
     assert sides is not None
@@ -70,6 +73,7 @@ def _row(one: Preference, folder: Path, columns: Sequence[str]) -> dict[str, Any
             if not (folder / name).exists():
                 shutil.copyfile(sample, folder / name)
             row[f"{word}_file_name"] = name
+            row |= {f"{word}_frames": side.frames or 1} if videos else {}
         else:
             row[word] = sample
     row["seed"] = one.vote.seed

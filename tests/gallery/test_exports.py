@@ -13,7 +13,20 @@ from flowgrpo.gallery.build import build_gallery
 from flowgrpo.gallery.exports import CELL, GAP, LINE, write_animation, write_dataset, write_sheet, write_single
 from flowgrpo.gallery.run_reading import read_run
 from flowgrpo.gallery.watch import ended, watch
-from tests.gallery.folders import HOSTILE, Elements, add_records, data_of, files_of, picture, record, write_run, written
+from flowgrpo.kit.folder import load
+from flowgrpo.kit.given_samples import given_samples
+from tests.gallery.folders import (
+    HOSTILE,
+    Elements,
+    add_records,
+    data_of,
+    files_of,
+    picture,
+    record,
+    write_films,
+    write_run,
+    written,
+)
 
 
 @pytest.fixture
@@ -119,6 +132,16 @@ def test_dataset_has_a_row_and_a_file_for_each_sample(run: Path, tmp_path: Path)
     assert set(files_of(folder)) == {"metadata.jsonl", *(row["file_name"] for row in rows)}
     with Image.open(folder / rows[1]["file_name"]) as image:
         assert image.getpixel((0, 0)) == (0, 0, 255)
+
+
+def test_dataset_of_videos_says_their_frames_and_is_scored_as_videos(run: Path, tmp_path: Path) -> None:
+    films = write_films(tmp_path / "films")
+    folder = write_dataset([films, run], tmp_path / "set")
+    rows = [json.loads(line) for line in (folder / "metadata.jsonl").read_text().splitlines()]
+    assert [row["frames"] for row in rows] == [12] * 4 + [1] * 6
+    given = given_samples(folder)
+    assert [load(one.made).shape for one in given[:4]] == [(12, 3, 12 + 2 * at, 16) for at in (0, 2, 1, 3)]
+    assert {load(one.made).ndim for one in given[4:]} == {3}
 
 
 def test_dataset_of_completions(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from flowgrpo.gallery.vote_report import make_report, report_on
 from flowgrpo.votes.file import append_vote, latest, read_votes
 from flowgrpo.votes.interval import wilson
 from flowgrpo.votes.preferences import read_preferences
-from tests.gallery.folders import HOSTILE, picture, record, write_run, written
+from tests.gallery.folders import HOSTILE, picture, record, write_films, write_run, written
 from tests.gallery.voting import SKILLS, asked, booth, make_vote, write_mine, write_other
 
 
@@ -285,6 +285,18 @@ def test_preferences_of_changed_images_and_other_runs_are_left_out(run: Path, ot
     assert len((out / "metadata.jsonl").read_text().splitlines()) == 2
     assert [re.sub(r"\D+", " ", note).strip() for note in notes] == ["3", "1"]
     assert report_on(read_runs([run]), path).elsewhere == 3
+
+
+def test_preferences_among_videos_say_the_frames_of_both(tmp_path: Path) -> None:
+    long, short = write_films(tmp_path / "long", 12), write_films(tmp_path / "short", 5)
+    path = tmp_path / "votes.jsonl"
+    one = booth([long, short], path, sets="last")
+    one.choose(0, "left")
+    out, _ = write_preferences([long, short], path, tmp_path / "pairs")
+    (row,) = [json.loads(line) for line in (out / "metadata.jsonl").read_text().splitlines()]
+    frames = [side.shot.frames for side in (one.ballots[0].left, one.ballots[0].right)]
+    assert sorted(frames) == [5, 12]
+    assert [row["chosen_frames"], row["rejected_frames"]] == frames
 
 
 def test_preferences_of_texts_are_rows_of_prompt_chosen_and_rejected(tmp_path: Path) -> None:
