@@ -58,6 +58,12 @@ def check_cut(path: Path, width: int, frames: int) -> None:
         raise ValueError(f"{path} is {width} pixels wide and cannot hold {frames} frames of equal width")
 
 
+def check_single(reward: str, images: Tensor) -> None:
+    """Raise ValueError if a reward of pictures gets something other than [B, 3, H, W], such as videos."""
+    if images.ndim != 4:
+        raise ValueError(f"{reward}: images have shape {list(images.shape)}; give single images [B, 3, H, W]")
+
+
 def as_frames(images: Tensor, most: int | None = None) -> Tensor:
     """Return images as videos of one frame, and videos as they are or with fewer frames.
 

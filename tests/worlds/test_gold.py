@@ -221,3 +221,8 @@ def test_an_include_of_another_world_is_an_error_not_a_zero(bad: object):
 def test_as_many_includes_as_images():
     with pytest.raises(ValueError, match="argument"):
         Gold()(tensor(draw(TWO), draw(TWO)), ["a", "b"], [include(*ASKED)])
+
+
+def test_videos_are_refused_in_words():
+    with pytest.raises(ValueError, match=r"gold: images have shape \[1, 5, 3, 64, 64\]; give single images"):
+        Gold()(torch.zeros(1, 5, 3, 64, 64), ["a"], [include(*ASKED)])

@@ -22,6 +22,7 @@ from scipy.optimize import linear_sum_assignment
 
 from ...rewards.base import Scores
 from ...rewards.options import check_flag
+from ...rewards.pixels import check_single
 from .draw import COLOURS, SHAPES, Thing, mask
 from .scene_prompts import Item, read_items
 
@@ -231,7 +232,8 @@ class Gold:
         self.dense = dense
 
     def __call__(self, images: torch.Tensor, prompts: Sequence[str], include: Sequence[Any] | None = None) -> Scores:
-        """Score a batch; raises ValueError for an `include` entry that this world does not know."""
+        """Score a batch; raises ValueError for videos, and for an `include` entry that this world does not know."""
+        check_single("gold", images)
         pixels = images.detach().float().cpu().permute(0, 2, 3, 1).numpy()
         asked = include if include is not None else [None] * len(prompts)
         strict, partial, notes = [], [], []

@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ...rewards.pixels import preprocess_images
+from ...rewards.pixels import check_single, preprocess_images
 from .scene_prompts import all_prompts
 
 CONFIG, VOCABULARY, WEIGHTS = "open_clip_config.json", "vocab.json", "open_clip_model.safetensors"
@@ -120,8 +120,7 @@ class Proxy:
         Raises:
             ValueError: the images are videos.
         """
-        if images.ndim != 4:
-            raise ValueError(f"proxy: images have shape {list(images.shape)}; give single images [B, 3, H, W]")
+        check_single("proxy", images)
         # Autocast would convert the embeddings to bfloat16, and cosines in bfloat16 are too coarse to rank a group.
         with torch.autocast(torch.device(self.device).type, enabled=False):
             place = {text: k for k, text in enumerate(dict.fromkeys(prompts))}
