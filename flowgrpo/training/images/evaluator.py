@@ -90,17 +90,18 @@ class Evaluator:
     ) -> Experience:
         prompts, seeds = tuple(row.prompt for row in rows), self.recipe.evaluate.seeds
         plan, parts = self.plan(seeds, policy), []
+
+        def counted(before: int) -> Callable[[int, int], None]:
+            return lambda done, _: clock.count(before + done, len(rows) * seeds)
+
         fewest = math.lcm(company_of(self.recipe), seeds)
         most = min(AT_ONCE, self.recipe.rollout.prompts * self.recipe.rollout.group)
         some = fewest if made is not None else fewest * max(most // fewest, 1)
         for part in chunks_of(len(rows), some // seeds):
-            before = part.start * seeds
             with clock.part("denoiser"):
                 rollout = policy.sample(prompts, keys, plan, chunk=part, told=clock.count)
             with clock.part("decode"):
-                images = policy.decode(
-                    rollout, prompts, lambda done, _, before=before: clock.count(before + done, len(rows) * seeds)
-                )
+                images = policy.decode(rollout, prompts, counted(part.start * seeds))
             parts.append(Experience(rollout, plan, prompts, images, 1, tuple(keys)))
             if made is not None:
                 made(rows, parts[-1], [place * seeds + seed for place in places[part] for seed in range(seeds)])
