@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from ..parts.choice import Of, plain
 from ..parts.kinds import KINDS
+from ..parts.plugins import with_article
 from .explaining import explain
 from .layers import RecipeError, layers, over, own_files, recipe_lines, refuse_idle_lora
 from .schema import SCHEMAS, AnyRecipe, Recipe
@@ -249,8 +250,8 @@ def _replace(place: list[Any], part: str, value: Any, kind: str | None, assignme
         place[at : at + 1] = [{"name": part, **value}]
     elif value is not None:
         raise RecipeError(
-            f"override {assignment!r}: {part} is a {kind} with options; set one of these, as {key}.OPTION=VALUE, or "
-            f"remove the part with {key}=null"
+            f"override {assignment!r}: {part} is {with_article(kind)} with options; set one of these, as "
+            f"{key}.OPTION=VALUE, or remove the part with {key}=null"
         )
     elif at is not None:
         del place[at]

@@ -15,7 +15,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from .docstrings import described
 from .kinds import KINDS
-from .plugins import nearest
+from .plugins import nearest, with_article
 from .ranges import is_given
 from .section import Section
 
@@ -131,11 +131,13 @@ def chosen(kind: str, given: Any, default: str | None = None) -> Choice:
     if isinstance(given, str):
         given = {"name": given}
     if not isinstance(given, Mapping):
-        raise _refused([((), f"should be the name of a {word}, or a mapping with its `name` and options", given)])
+        raise _refused(
+            [((), f"should be the name of {with_article(word)}, or a mapping with its `name` and options", given)]
+        )
     name = given.get("name", default)
     if not isinstance(name, str) or not name:
         known = ", ".join(KINDS[kind].names())
-        raise _refused([(("name",), f"should be the name of a {word}: {known}, or FILE.py:NAME", name)])
+        raise _refused([(("name",), f"should be the name of {with_article(word)}: {known}, or FILE.py:NAME", name)])
     try:
         model = options_model(kind, name)
     except ValueError as error:
@@ -203,6 +205,11 @@ def no_option(kind: str, name: str, option: str) -> str:
 
 def owners(option: str) -> str:
     """A sentence that names parts of the package with an option of this name; empty if there are none."""
+    if ":" in name and _stands_before(KINDS[kind].resolve(name), option):
+        return (
+            f"{kind} {name} has {option!r} among its positional parameters, and an option is keyword-only; write `*,` "
+            f"before `{option}` in {name.rpartition(':')[0]} to make it an option"
+        )
     found = [
         f"{word} {name} ({kind.key}.{option})"
         for word, kind in KINDS.items()
@@ -213,6 +220,12 @@ def owners(option: str) -> str:
         return ""
     more = f" and {len(found) - 3} more" if len(found) > 3 else ""
     return f"{option!r} is an option of {', '.join(found[:3])}{more}"
+def _stands_before(target: Callable[..., Any], option: str) -> bool:
+    """Whether a parameter with a default would be an option if it stood behind the `*`."""
+    found = inspect.signature(target).parameters.get(option)
+    return found is not None and found.kind is found.POSITIONAL_OR_KEYWORD and found.default is not found.empty
+
+
 
 
 def options_model(kind: str, name: str) -> type[Section]:
@@ -344,7 +357,7 @@ def _words(annotation: Any, metadata: Sequence[Any]) -> str:
         annotation, *inner = get_args(annotation)
         return _words(annotation, [*(m for one in inner for m in getattr(one, "metadata", [one])), *metadata])
     if kinds := [m.kind for m in metadata if isinstance(m, Of)]:
-        return " ".join(f"a {kind}" for kind in kinds)
+        return " ".join(map(with_article, kinds))
     if get_origin(annotation) in (Union, UnionType):
         return " or ".join("null" if part is type(None) else _words(part, metadata) for part in get_args(annotation))
     if get_origin(annotation) is Literal:

@@ -30,6 +30,11 @@ def nearest(word: str, known: Collection[str]) -> str:
     return f"; did you mean {' or '.join(map(repr, close))}?" if close else "."
 
 
+def with_article(word: str) -> str:
+    """A noun with "a" or "an" before it."""
+    return f"{'an' if word[:1].lower() in tuple('aeiou') else 'a'} {word}"
+
+
 def resolve(
     name: str, word: str, known: Mapping[str, Callable[..., Any] | str], group: str, callable_as: str = CALLED
 ) -> Callable[..., Any]:
@@ -63,7 +68,7 @@ def resolve(
         defined = ", ".join(_definitions(_import_file(name, word))) or "none"
         raise ValueError(f"{name!r} is a file; write '{name}:NAME' with one of its functions or classes ({defined})")
     names = sorted({*known, *(point.name for point in entry_points(group))})
-    dotted = f" For a {word} in a module write '{':'.join(name.rsplit('.', 1))}'." if "." in name else ""
+    dotted = f" For {with_article(word)} in a module write '{':'.join(name.rsplit('.', 1))}'." if "." in name else ""
     raise ValueError(
         f"there is no {word} {_short(name)}{nearest(name, names)} Known: {', '.join(names)}.{dotted} "
         "Your own: 'path/to/file.py:name' or 'package.module:name'."
@@ -108,7 +113,7 @@ def load(target: str, name: str, word: str, callable_as: str = CALLED) -> Callab
 
 def _import_module(name: str, word: str) -> ModuleType:
     if not all(part.isidentifier() for part in name.split(".")):
-        raise ValueError(f"there is no module {name!r} to take a {word} from; write package.module:NAME")
+        raise ValueError(f"there is no module {name!r} to take {with_article(word)} from; write package.module:NAME")
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:
@@ -118,7 +123,7 @@ def _import_module(name: str, word: str) -> ModuleType:
             raise
         local = Path(*name.split(".")).with_suffix(".py")
         hint = f"; there is a file, so write './{local.as_posix()}:NAME'" if local.is_file() else ""
-        raise ValueError(f"there is no module {error.name!r} to take a {word} from{hint}") from None
+        raise ValueError(f"there is no module {error.name!r} to take {with_article(word)} from{hint}") from None
 
 
 def _import_file(location: str, word: str) -> ModuleType:
@@ -225,7 +230,7 @@ def refuse_library(found: Callable[..., Any], name: str, word: str) -> None:
         ValueError: it is part of Python.
     """
     if ":" in name and (home_of(found) or "").partition(".")[0] in sys.stdlib_module_names:
-        raise ValueError(f"{name!r} is a part of Python, and no {word}; name a {word} of your own")
+        raise ValueError(f"{name!r} is a part of Python, and no {word}; name {with_article(word)} of your own")
 
 
 def _source(module: str) -> Path | None:

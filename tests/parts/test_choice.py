@@ -14,6 +14,7 @@ from flowgrpo.parts.choice import Choice, Of, choices, chosen, options_model, pa
 from flowgrpo.parts.docstrings import described
 from flowgrpo.parts.kinds import KINDS, Kind
 from flowgrpo.parts.needs import SOMETHING, Need, at_least, needs, several_updates, unmet
+from flowgrpo.parts.plugins import with_article
 from flowgrpo.parts.ranges import Bound, Given, Positive, Share
 from flowgrpo.parts.section import Section
 
@@ -138,6 +139,24 @@ def test_a_class_is_made_with_its_options():
 )  # fmt: skip
 def test_what_is_wrong_is_said_with_its_place(given: Any, place: str, said: str):
     assert said in faults(given)[place]
+
+
+def test_an_option_that_is_positional_is_told_how_to_become_one(tmp_path: Path):
+    file = tmp_path / "m2.py"
+    file.write_text("def mine(rewards, groups, low=1.0, *, high=2.0):\n    return rewards\n")
+    said = rf"advantage {file}:mine has 'low' among .*write `\*,` before `low` in {file} to make it an option"
+    with pytest.raises(RecipeError, match=said):
+        load_recipe("mixgrpo", [f"advantage={file}:mine", "advantage.low=3"])
+    with pytest.raises(RecipeError, match="has no option 'groups'; its options are high"):
+        load_recipe("mixgrpo", [f"advantage={file}:mine", "advantage.groups=3"])
+
+
+def test_kinds_have_their_article():
+    with pytest.raises(RecipeError, match=r"For an advantage in a module write 'a:b'"):
+        load_recipe("mixgrpo", ["advantage=a.b"])
+    with pytest.raises(RecipeError, match=r"should be the name of an advantage: "):
+        load_recipe("mixgrpo", ["advantage={name: 3}"])
+    assert [with_article(word) for word in ("order", "credit")] == ["an order", "a credit"]
 
 
 def test_an_infinite_bound_is_one_only_where_the_range_says_so():
