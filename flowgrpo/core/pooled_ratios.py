@@ -13,7 +13,7 @@ from ..parts.ranges import Bound, Given, NotNegative, Share
 from .advantages import as_precise, sum_by_group
 from .bounds import bapo
 from .grouped import cells
-from .surrogates import clip, held_back, holds_back, pooled_per_column
+from .surrogates import clip, held_back, holds_back, losses, pooled_per_column
 
 
 def _unit_sums(values: Tensor, units: Tensor, mask: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ def per_unit(surrogate: Callable[..., Tensor], units: Tensor) -> Callable[..., T
 
     @holds_back(rule)
     def pooled(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor) -> Tensor:
-        return surrogate(pooled_per_unit(log_ratio, units, mask), adv, logp, mask)
+        return losses(surrogate, pooled_per_unit(log_ratio, units, mask), adv, logp, mask)
 
     return pooled
 

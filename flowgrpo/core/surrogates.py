@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from ..parts.choice import named
 from ..parts.needs import Need, needs
 from ..parts.ranges import Bound, Given, Positive
 
@@ -81,16 +82,37 @@ def losses(surrogate: Callable[..., Tensor], log_ratio: Tensor, adv: Tensor, log
         mask: [B, T].
 
     Raises:
-        ValueError: if the surrogate does not give one loss for each entry.
+        ValueError: if the surrogate does not give one loss for each entry, or its losses have no gradient.
     """
     found = surrogate(log_ratio, adv, logp, mask)
+    who = named("surrogate", surrogate)
     if not isinstance(found, Tensor) or found.shape != log_ratio.shape:
         what = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
         raise ValueError(
-            f"a surrogate has to give a loss for each entry, a tensor of shape {tuple(log_ratio.shape)} like "
+            f"{who} has to give a loss for each entry, a tensor of shape {tuple(log_ratio.shape)} like "
             f"`log_ratio`; it gave {what}"
         )
+    if log_ratio.requires_grad:
+        require_gradient(who, found, "`log_ratio` or `logp`")
     return found
+
+
+def require_gradient(who: str, loss: Tensor, source: str) -> None:
+    """Refuse a loss that no weight can change.
+
+    Args:
+        who: what gave the loss, for messages.
+        loss: of any shape. An empty loss is not refused, and nothing is where no gradients are recorded.
+        source: that from which the loss has to follow, for messages.
+
+    Raises:
+        ValueError: the loss has no gradient.
+    """
+    if torch.is_grad_enabled() and loss.numel() and not loss.requires_grad:
+        raise ValueError(
+            f"{who} gives a loss without a gradient, from which nothing can be learned; compute the loss from "
+            f"{source}, and do not detach it"
+        )
 
 
 def _nothing(log_ratio: Tensor, *_: Tensor, **__: object) -> Tensor:

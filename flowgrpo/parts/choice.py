@@ -15,6 +15,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from .docstrings import described
 from .kinds import KINDS
+from .own_code import OwnPart, own_part
 from .plugins import nearest, with_article
 from .ranges import is_given
 from .section import Section
@@ -63,6 +64,7 @@ class Choice:
 
         Raises:
             ValueError: if the part refuses a combination of options.
+            PartError: if the constructor of a user's own part fails. The part itself raises it too, when it is called.
         """
         target = self.target
         wanted = {name: given[name] for name in given_names(target) if name in given}
@@ -72,6 +74,8 @@ class Choice:
             for name, value in self.options.items()
             if name not in own
         }
+        if self.name not in KINDS[self.kind].builtin:
+            return own_part(target, f"{self.kind} {self.name}", context, {**options, **wanted})
         if isinstance(target, type):
             return target(*context, **options, **wanted)
         return partial(target, *context, **options, **wanted)
@@ -108,6 +112,15 @@ class Of:
             lambda given: chosen(self.kind, given, self.default),
             serialization=core_schema.plain_serializer_function_ser_schema(Choice.written),
         )
+
+
+def named(kind: str, part: Any) -> str:
+    """Kind and name of a part that is made, for messages; a user's own part as the recipe names it."""
+    while isinstance(part, partial):
+        if isinstance(part, OwnPart):
+            return part.who
+        part = part.func
+    return f"{kind} {getattr(part, '__name__', type(part).__name__)}"
 
 
 def part_field(default: str | dict[str, Any], description: str) -> Any:
@@ -193,6 +206,11 @@ def _refused(faults: list[tuple[Any, Any, Any]]) -> PydanticCustomError:
 
 def no_option(kind: str, name: str, option: str) -> str:
     """The message for an option that a part does not have. It names the part's options, and parts with this option."""
+    if ":" in name and _stands_before(KINDS[kind].resolve(name), option):
+        return (
+            f"{kind} {name} has {option!r} among its positional parameters, and an option is keyword-only; write `*,` "
+            f"before `{option}` in {name.rpartition(':')[0]} to make it an option"
+        )
     known = list(options_model(kind, name).model_fields)
     elsewhere = owners(str(option))
     told = f"{kind} {name} has no option {option!r}"
@@ -203,13 +221,14 @@ def no_option(kind: str, name: str, option: str) -> str:
     return f"{told}; {has}" + (f". {elsewhere}" if elsewhere else "")
 
 
+def _stands_before(target: Callable[..., Any], option: str) -> bool:
+    """Whether a parameter with a default would be an option if it stood behind the `*`."""
+    found = inspect.signature(target).parameters.get(option)
+    return found is not None and found.kind is found.POSITIONAL_OR_KEYWORD and found.default is not found.empty
+
+
 def owners(option: str) -> str:
     """A sentence that names parts of the package with an option of this name; empty if there are none."""
-    if ":" in name and _stands_before(KINDS[kind].resolve(name), option):
-        return (
-            f"{kind} {name} has {option!r} among its positional parameters, and an option is keyword-only; write `*,` "
-            f"before `{option}` in {name.rpartition(':')[0]} to make it an option"
-        )
     found = [
         f"{word} {name} ({kind.key}.{option})"
         for word, kind in KINDS.items()
@@ -220,12 +239,6 @@ def owners(option: str) -> str:
         return ""
     more = f" and {len(found) - 3} more" if len(found) > 3 else ""
     return f"{option!r} is an option of {', '.join(found[:3])}{more}"
-def _stands_before(target: Callable[..., Any], option: str) -> bool:
-    """Whether a parameter with a default would be an option if it stood behind the `*`."""
-    found = inspect.signature(target).parameters.get(option)
-    return found is not None and found.kind is found.POSITIONAL_OR_KEYWORD and found.default is not found.empty
-
-
 
 
 def options_model(kind: str, name: str) -> type[Section]:

@@ -15,16 +15,31 @@ from typing import Any
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 
 
+def of_package(file: str) -> bool:
+    """Whether a file of code belongs to this package."""
+    return file.startswith(_PACKAGE + os.sep)
+
+
+def is_own(file: str) -> bool:
+    """Whether a file of code is a user's own: in no library, and not in this package."""
+    libraries = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    return not ("site-packages" in file or of_package(file) or file.startswith((*libraries, "<")))
+
+
 def own_lines(frames: Iterable[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    """The calls that are in a user's own files: in no library, and not in this package."""
-    folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    libraries = (*folders, _PACKAGE, "<")
-    return [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith(libraries)]
+    """The calls that are in a user's own files."""
+    return [frame for frame in frames if is_own(frame.filename)]
 
 
-def own_line(error: BaseException) -> traceback.FrameSummary | None:
-    """The innermost call of a user's own code from which an exception came; None if no such code was called."""
-    found = own_lines(traceback.extract_tb(error.__traceback__))
+def own_line(error: BaseException, also: str | None = None) -> traceback.FrameSummary | None:
+    """The innermost call of a user's own code from which an exception came; None if no such code was called.
+
+    Args:
+        error: the exception.
+        also: a file whose calls count too, such as the file of an installed plug-in.
+    """
+    found = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame.filename)
+             or frame.filename == also]  # fmt: skip
     return found[-1] if found else None
 
 

@@ -158,12 +158,12 @@ def _import_file(location: str, word: str) -> ModuleType:
     return module
 
 
-def told(error: BaseException) -> str:
-    """A sentence about an exception of a plug-in, with its file and line."""
+def told(error: BaseException, also: str | None = None) -> str:
+    """A sentence about an exception of a plug-in, with its file and line; `also` as for `own_line`."""
     said = f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
     if isinstance(error, SyntaxError):
         return f"line {error.lineno}: {said}, which is a syntax error; correct it"
-    own = own_line(error)
+    own = own_line(error, also)
     return said if own is None else f"{Path(own.filename).name}, line {own.lineno}: {said}"
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from ..parts.choice import Choice, Of
 from ..parts.needs import asking, needs, unused
+from ..parts.own_code import PartError
 from ..parts.plugins import told
 from ..parts.ranges import Fraction, Several, Spread, Whole
 from ..parts.traits import offering, offers, trained
@@ -62,6 +63,8 @@ class Setting:
         try:
             # A window leaves out the last step of a schedule. So it sees one step more if the last step is trained too.
             found = list(window(iteration, last + 1, self.seed))
+        except PartError as error:
+            raise ValueError(f"{key}: {error}") from error
         except ValueError as error:
             if last == self.num_steps:
                 raise ValueError(

@@ -17,6 +17,7 @@ from ..core.offpolicy import rec
 from ..core.pooled_ratios import dhpo, sspo
 from ..core.surrogates import clip, clip_nats, gmpo
 from ..parts.choice import Choice, choices, given_names, value_at
+from ..parts.own_code import PartError
 from ..parts.plugins import told
 from ..parts.traits import compares_all, saying, trained
 from ..samplers.kernels import Kernel
@@ -91,6 +92,8 @@ def planner(recipe: Planned, sigmas: Sequence[float]) -> Callable[[int], Plan]:
     def plan_for(iteration: int) -> Plan:
         try:
             plan = make(setting, iteration)
+        except PartError as error:
+            raise PartError(f"in iteration {iteration}, {error}") from error
         except ValueError:
             raise
         except Exception as error:

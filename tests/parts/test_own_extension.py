@@ -117,7 +117,7 @@ def test_an_extension_of_ones_own_is_short_and_documented():
         (
             f"{BASE}class Odd(Extension):\n    def __init__(self):\n        raise ValueError('not today')\n",
             [],
-            "extension Odd: not today",
+            r"extension .*mine\.py:Odd failed: mine\.py, line \d: ValueError: not today",
         ),
         (
             f"{BASE}from flowgrpo.parts.ranges import Given\n\n\nclass Odd(Extension):\n"

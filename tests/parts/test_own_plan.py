@@ -161,7 +161,7 @@ def test_mistakes_in_a_plan_of_ones_own_are_found_before_a_model_is_loaded(code:
         ("[0.5]", r"sampler\.plan\.window gives \[0\.5\]"),
         ("[]", r"sampler\.plan\.window gives no step in iteration 0; give at least one"),
         ("7", r"sampler\.plan\.window: TypeError: .* is not iterable"),
-        ("[1] * size", r"sampler\.plan\.window: mine\.py, line 2: NameError"),
+        ("[1] * size", r"sampler\.plan\.window: window .*:mine failed: mine\.py, line 2: NameError"),
     ],
 )
 def test_mistakes_in_a_window_of_ones_own_are_found_too(answer: str, said: str, tmp_path: Path):

@@ -14,6 +14,7 @@ from ...configs.reward_sections import RewardConfig
 from ...configs.schema import AnyRecipe
 from ...parts.choice import Choice, given_names
 from ...parts.needs import Need, Rule
+from ...parts.own_code import PartError
 from ...rewards.runner import RewardBatch
 from ..credit.comparing import refuse_not_finite
 from ..credit.pooling import Batch, Pooled
@@ -244,6 +245,8 @@ class Extensions:
                     )
             try:
                 made = choice.make(**given)
+            except PartError:
+                raise
             except (TypeError, ValueError) as error:
                 raise ValueError(f"extension {choice.short}: {error}") from error
             number = 1 + sum(other.short == choice.short for other in recipe.extensions[: len(found)])

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...core.diagnostics import step_statistics
 from ...core.penalties import Edges
+from ...core.surrogates import require_gradient
 from .objective import ObjectiveSetting, Outcome, Penalties, Unmeasured, pair
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class EdgeObjective(Unmeasured, ABC):
         scaled = self.penalties.weighted(penalties)
         penalty = torch.stack(scaled).sum(0) if scaled else None
         loss, metrics = self.loss(scored, advantage, mask, penalty, rows)
+        require_gradient(f"objective {type(self).__name__}", loss, "`scored.log_ratio`")
         self.policy.weights.backward(loss)
         for name, value in penalties.items():
             metrics[name] = pair(value.detach())

@@ -18,7 +18,8 @@ from ...core.diagnostics import step_statistics
 from ...core.forward_process import Noised, diffusion_nft, levels_to_draw
 from ...core.objectives import held_columns
 from ...core.penalties import Edges
-from ...parts.choice import Choice, Of
+from ...core.surrogates import require_gradient
+from ...parts.choice import Choice, Of, named
 from ...parts.needs import at_least, needs
 from ...parts.ranges import Count, Whole
 from ...parts.traits import compares_all, saying
@@ -174,6 +175,7 @@ class ForwardObjective(Unmeasured):
         nodes = experience.rollout.leaf[batch.leaves]
         noised = self._rows(experience, batch, advantages[nodes], None if keep is None else keep[nodes])
         loss, log_ratio = self.loss(noised)
+        require_gradient(named("forward loss", self.loss), loss, "`rows.velocity`")
         metrics = {"loss": pair(loss.detach())}
         if self.has_ratio:
             metrics |= {"log_ratio_sq": pair(log_ratio.square()), "ratio": pair(log_ratio.exp())}

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from ...core.advantages import group_index
 from ...core.answer_losses import dpo, pairs_of
+from ...core.surrogates import require_gradient
 from ...parts.asked import answered, asked, not_given
-from ...parts.choice import Choice, Of, choices
+from ...parts.choice import Choice, Of, choices, named
 from ...parts.needs import needs
 from ...parts.traits import whole_groups
 from .distilled_objective import DistilledObjective
@@ -124,6 +125,7 @@ class AnswerObjective(TextObjective):
             "pairs": lambda: pairs,
         }
         losses = answered(self.loss, has)
+        require_gradient(named("answer loss", self.loss), losses, "`logp` or `log_ratio`")
         loss = losses.sum() / rows + 0.0 * whole.sum()
         metrics = {"loss": torch.stack([losses.detach().sum(), losses.new_tensor(len(losses))])}
         if pairs is not None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...core.diagnostics import step_statistics
-from ...core.surrogates import per_column
+from ...core.surrogates import per_column, require_gradient
 from ...text.scoring import Measure, Statistics, right_padded_values
 from ..losses.objective import Outcome
 
@@ -171,6 +171,7 @@ class TextObjective(ABC):
         """Add the gradient of one batch of completions."""
         scored = self._scored(experience, batch, advantages, keep)
         loss, metrics = self._loss(experience, scored, rows)
+        require_gradient(f"objective {type(self).__name__}", loss, "`scored.log_probs`")
         self.policy.weights.backward(loss)
         mask, old, device = scored.mask, scored.old, self.policy.device
         count = mask.sum().float()
