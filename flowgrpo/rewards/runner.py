@@ -61,6 +61,8 @@ class RewardSet:
         if twice:
             raise ValueError(f"two rewards are called {twice[0]!r}; give one of them a `label`")
         self.weights = torch.tensor([reward.weight for reward in self.rewards], dtype=torch.float32)
+        self.advice = ""
+        """The last sentence about a failure: how to go on after it."""
         self.told: Callable[[str], None] | None = None
         """Called with the name of each reward before it scores."""
         self.quarantine = None if quarantine is None else Path(quarantine)
@@ -152,13 +154,15 @@ class RewardSet:
 
     def only(self, k: int) -> RewardSet:
         """Return a set of the k-th reward alone, with the same settings."""
-        return RewardSet(
+        alone = RewardSet(
             [self.rewards[k]],
             quarantine=self.quarantine,
             retries=self.retries,
             base_delay=self.base_delay,
             sleep=self._sleep,
         )
+        alone.advice = self.advice
+        return alone
 
     def close(self) -> None:
         """Close every reward, even if closing one of them raises."""
@@ -202,6 +206,9 @@ class RewardSet:
         line = own_line(error)
         place = "" if line is None else f", at {line.filename}:{line.lineno}"
         parts = [f"reward {reward.name!r} failed on {where}{place}: {type(error).__name__}: {str(error).rstrip('.')}."]
+        if isinstance(inputs.samples, Tensor) and inputs.samples.ndim == 5 and not isinstance(error, TimedOut):
+            shape = [len(rows), *inputs.samples.shape[1:]]
+            parts.append(f"`images` are videos here, of shape {shape}: samples, frames, channels, height, width.")
         if attempts > 1:
             parts.append(f"The call was tried {attempts} times.")
         if len(rows) > 1 and not (reward.whole_group or reward.remote or isinstance(error, InvalidScores)):
@@ -215,6 +222,8 @@ class RewardSet:
             except OSError as problem:
                 # The failure of the reward itself must be reported. This second failure is only added to its message.
                 parts.append(f"The samples could not be saved in {self.quarantine}: {problem}.")
+        if self.advice:
+            parts.append(self.advice)
         return RewardError(" ".join(parts), reward.name, index, numbers, prompt, saved)
 
 

@@ -114,6 +114,8 @@ class Session:
         self._make_rewards()
         if run is not None:
             self.rewards.quarantine = self.evaluation.quarantine = run.path / "failed"
+            again = f"When the reward works again, go on with `flowgrpo resume {run.path}`."
+            self.rewards.advice = self.evaluation.advice = again
         trackers: Any = list(recipe.run.trackers) or None
         self.accelerator = Accelerator(log_with=trackers, project_dir=run.path if run else None)
         check_ranks(recipe, self.accelerator.num_processes)

@@ -300,6 +300,28 @@ def test_a_failure_of_the_batch_alone_keeps_the_whole_batch(tmp_path: Path) -> N
     assert len(list((tmp_path / "r0-0000").glob("*.png"))) == 4
 
 
+def test_a_reward_of_images_learns_that_it_got_videos() -> None:
+    def brightness(images: torch.Tensor) -> torch.Tensor:
+        return images.mean(dim=(1, 2, 3))
+
+    said = r"return \[2\]\. `images` are videos here, of shape \[2, 9, 3, 4, 5\]: samples, frames, channels"
+    with pytest.raises(RewardError, match=said):
+        rewards(brightness).score(torch.rand(2, 9, 3, 4, 5), ["a", "b"])
+
+
+def test_a_run_says_how_to_go_on_after_a_failure() -> None:
+    def broken(prompts: list[str]) -> list[float]:
+        raise ValueError("bad")
+
+    chosen = rewards(broken)
+    with pytest.raises(RewardError, match=r"ValueError: bad\.$"):
+        chosen.score(IMAGES, PROMPTS)
+    chosen.advice = "Go on with `flowgrpo resume r`."
+    for one in (chosen, chosen.only(0)):
+        with pytest.raises(RewardError, match=r"ValueError: bad\. Go on with `flowgrpo resume r`\.$"):
+            one.score(IMAGES, PROMPTS)
+
+
 def test_videos_and_completions_are_kept_too(tmp_path: Path) -> None:
     def broken(prompts: list[str]) -> list[float]:
         raise ValueError("bad")

@@ -122,6 +122,7 @@ def test_a_reward_that_exits_ends_the_run_as_a_failure_with_its_results_so_far(e
     assert run.statuses == [1]
     assert run.message.startswith("error: reward 'exits_later' failed on sample 0 (prompt '")
     assert "Quit: it raised SystemExit(" in run.message
+    assert run.message.endswith(f"go on with `flowgrpo resume {run.run}`.")
     assert run.logged == [0]
     assert (run.run / "checkpoints" / "iter-000001" / "state.json").is_file()
     assert len(list((run.run / "failed" / "exits_later-0000").iterdir())) == 2
