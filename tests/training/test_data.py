@@ -72,6 +72,20 @@ def test_tables_have_a_header(tmp_path: Path, ending: str, mark: str):
     assert read_prompts(source) == [PromptRow(0, f"a{mark} b", {"tag": "x"}), PromptRow(1, "c", {"tag": ""})]
 
 
+@pytest.mark.parametrize(
+    ("content", "columns"),
+    [
+        ("prompt;color\na cat, black;red\n", {"color": "red"}),
+        ('\n"prompt";"color"\n"a cat, black";"a;b"\n', {"color": "a;b"}),
+        ("prompt\tcolor\na cat, black\tred\n", {"color": "red"}),
+        ('prompt\n"a cat, black"\n', {}),
+        ('prompt,a;b\n"a cat, black",red\n', {"a;b": "red"}),
+    ],
+)
+def test_the_header_of_a_table_says_what_separates_its_cells(tmp_path: Path, content: str, columns: dict[str, str]):
+    assert read_prompts(written(tmp_path, "p.csv", content)) == [PromptRow(0, "a cat, black", columns)]
+
+
 def test_a_quoted_table_cell_may_span_lines(tmp_path: Path):
     source = written(tmp_path, "p.csv", 'prompt,n\n"two\nlines",1\nshort,2\n,3\n')
     assert "line 5" in refused(source)

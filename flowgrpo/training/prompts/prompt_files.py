@@ -47,7 +47,7 @@ def _text_entries(path: Path, ending: str, lines_too: bool, growing: bool) -> li
     if growing:
         text = text[: text.rfind("\n") + 1]
     if ending in (".csv", ".tsv"):
-        return _table(path, text, "\t" if ending == ".tsv" else ",")
+        return _table(path, text, "\t" if ending == ".tsv" else _separator(text))
     # Not splitlines(), which also cuts at characters that prompts may hold, such as U+2028.
     lines = [(number, line.strip()) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if ending == ".txt":
@@ -58,6 +58,13 @@ def _text_entries(path: Path, ending: str, lines_too: bool, growing: bool) -> li
     if not isinstance(listed, list):
         raise ValueError(f"{path} holds {type(listed).__name__}; give a JSON list of prompts or objects")
     return list(enumerate(listed, 1))
+
+
+def _separator(text: str) -> str:
+    """What separates the cells of a .csv: where numbers have a decimal comma, spreadsheets write `;` or a tab."""
+    head = next((line for line in text.splitlines() if line.strip()), "")
+    found = [mark for mark in ",;\t" if len(next(csv.reader([head], delimiter=mark))) > 1]
+    return found[0] if len(found) == 1 else ","
 
 
 def _table(path: Path, text: str, mark: str) -> list[tuple[int, Any]]:
