@@ -63,11 +63,17 @@ WORDS = {
 """Messages for some faults, by pydantic's names of the faults."""
 
 
+OFF = {"evaluate": "write data.heldout=null to train without evaluations"}
+"""How to do without a section that cannot be null."""
+
+
 def _instead(fault: Mapping[str, Any], schema: type[BaseModel]) -> str:
     """What to write in place of one value where a section or a list belongs; empty for other faults."""
     given, place = fault.get("input"), ".".join(str(part) for part in fault["loc"])
     if fault["type"] == "missing" and fault["loc"] == ("rewards",):
         return "; write `rewards: [{name: …}]`, or `base: default` to begin with a recipe that has rewards"
+    if fault["type"] == "model_type" and given is None:
+        return f"; {OFF[place]}" if place in OFF else "; it cannot be null, so leave it out"
     if fault["type"] == "model_type" and not isinstance(given, dict | list):
         try:
             keys = ", ".join(fields_at(schema, fault["loc"]))
@@ -89,6 +95,8 @@ def _shown(kind: str, given: Any) -> str:
     """The given value, and why YAML read it in this way."""
     if kind == "missing" or isinstance(given, dict | list):
         return "" if kind == "missing" else f" (got {kind_of(given)})"
+    if given is None:
+        return " (got null)"
     if isinstance(given, bool):
         return f" (got {str(given).lower()}, as which YAML reads the words {YES if given else NO}; quote a word)"
     if isinstance(given, datetime.date):

@@ -80,6 +80,12 @@ def test_every_name_of_another_tool_leads_to_a_key_that_exists(name: str, keys: 
         ("penalties=kl", "write penalties=[{name: kl}]"),
         ("run.trackers=wandb", "write run.trackers=[wandb]"),
         ("penalties=[kl]", "penalties.0.weight: is missing"),
+        (
+            "evaluate=null",
+            "evaluate: should be a mapping of keys (got null); write data.heldout=null to train without evaluations",
+        ),
+        ("rollout=null", "rollout: should be a mapping of keys (got null); it cannot be null, so leave it out"),
+        ("sampler.steps=null", "(got null)"),
         ("model.call=3", "model.call: should be a mapping of keys (got 3)"),
         ("objective=diffusion_nft", "This name belongs to: forward loss (objective.loss)."),
         ("sampler.kernel=sde", "did you mean 'dance_sde' or 'flow_sde' or 'wan_sde'?"),
