@@ -25,6 +25,7 @@ STEMS = ("pytorch_lora_weights", "adapter_model")
 METADATA = "lora_adapter_metadata"
 PREFIXES = ("base_model.model.", "transformer.", "unet.")
 _PART = re.compile(r"(.+)\.lora_([AB])\.weight")
+_CHECKPOINT = re.compile(r"iter-(\d+)")
 _SAVE = (
     "load it with its library, save it with `pipe.save_lora_weights` or peft's `save_pretrained`, and name the result"
 )
@@ -76,6 +77,11 @@ def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         raise ValueError(f"{path} does not exist; name a .safetensors file or a folder that holds a LoRA")
     check_links(path)
+    if (number := _CHECKPOINT.fullmatch(path.name)) and path.parent.name == "checkpoints":
+        raise ValueError(
+            f"{path} is a checkpoint of a run, which holds no file of a LoRA. Write one with `flowgrpo export "
+            f"{path.parent.parent} --checkpoint {int(number[1])} --out FOLDER`, and name its folder"
+        )
     if (path / "config.yaml").is_file():
         if not (path / "lora").is_dir():
             whole = next((path / name for name in ("pipeline", "model") if (path / name).is_dir()), None)

@@ -243,12 +243,15 @@ def test_what_is_no_lora_at_all_is_refused(tmp_path: Path, plain: Path) -> None:
     (tmp_path / "x.bin").write_bytes(b"")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text("name: x\n")
+    (tmp_path / "run" / "checkpoints" / "iter-000150").mkdir(parents=True)
+    (tmp_path / "run" / "checkpoints" / "iter-000150" / "config.yaml").write_text("name: x\n")
     for path, said in (
         ("x.safetensors", "cannot be read"),
         ("x.bin", "is not a .safetensors file"),
         ("nothing", "does not exist"),
         (".", "holds neither pytorch_lora_weights.safetensors nor adapter_model.safetensors"),
         ("run", "is a run without `lora`.*flowgrpo export .*--checkpoint latest"),
+        ("run/checkpoints/iter-000150", r"is a checkpoint .*`flowgrpo export \S+/run --checkpoint 150 --out FOLDER`"),
     ):
         with pytest.raises(ValueError, match=said):
             read_start(str(tmp_path / path))
