@@ -130,7 +130,9 @@ def _say_notes(runs: list[Path]) -> None:
 def _votes_file(runs: list[Path], votes: Path | None) -> Path:
     if votes is None and len(runs) > 1:
         raise ValueError(f"{len(runs)} runs have no common folder; name a file for the choices with --votes")
-    return runs[0] / "votes.jsonl" if votes is None else votes
+    from ..votes.file import FILE
+
+    return runs[0] / FILE if votes is None else votes
 
 
 def _write_favourites(runs: list[Path], marks: Path, file: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from .lines import check_image, iterate_jsonl
 from .samples import as_text
 
+FILE = "votes.jsonl"
 CHOICES = ("left", "right", "tie", "skip")
 Kind = TypeVar("Kind")
 Key = frozenset[tuple[str, int, str, int, str]]
@@ -102,6 +103,12 @@ def append_votes(path: Path, votes: Sequence[Vote]) -> None:
         if file.write(lines) != len(lines):
             raise OSError(f"only a part of the votes could be written to {path}; is the disk full?")
         os.fsync(file.fileno())
+
+
+def votes_file(name: str | Path) -> Path:
+    """Return the file of votes that a path names: itself, or the `votes.jsonl` in the folder of a run."""
+    path = Path(name).expanduser()
+    return path / FILE if path.is_dir() else path
 
 
 def read_votes(path: Path) -> tuple[list[Vote], int]:

@@ -258,6 +258,9 @@ def test_preferences_are_what_was_chosen(run: Path, tmp_path: Path) -> None:
     for (_, *paths, _), sides in zip(found, expected, strict=True):
         assert [Path(p).resolve() for p in paths] == [its.file.resolve() for its in sides if its.file]
 
+    # An option of a recipe is a text, and a folder is a run.
+    assert read_preferences(str(path)) == read_preferences(str(tmp_path)) == read_preferences(tmp_path) == found
+
     out, notes = write_preferences([run], path, tmp_path / "pairs")
     rows = [json.loads(line) for line in (out / "metadata.jsonl").read_text().splitlines()]
     assert notes == []

@@ -158,6 +158,8 @@ def test_the_command(tmp_path: Path, source: Path) -> None:
     assert "agrees on 100% of 1 pairs (95 %: 21% to 100%)" in run.output
     [record] = json.loads(out.read_text())
     assert (record["right"], record["share"]) == (1, 1.0)
+    folder = CliRunner().invoke(app, ["rewards", "compare", f"{source}:red", "--votes", str(tmp_path)])
+    assert "agrees on 100% of 1 pairs" in folder.output
     both = CliRunner().invoke(app, ["rewards", "compare", "gold"])
     assert "give --samples, a run or a folder of pictures, or --votes" in str(both.exception)
 

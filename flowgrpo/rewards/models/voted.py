@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
-from ...votes.file import Vote, latest, read_whole
+from ...votes.file import Vote, latest, read_whole, votes_file
 
-FILE = "votes.jsonl"
 LEAST_UNITS = 5
 
 
@@ -72,8 +71,7 @@ def read_voted(names: Sequence[str | Path], least: int) -> Voted:
             or about two equal pictures; a line names a picture that is gone, has changed since the vote, or is outside
             its run; there are too few pairs, or too few units.
     """
-    paths = [Path(name).expanduser() for name in names]
-    paths = [path / FILE if path.is_dir() else path for path in paths]
+    paths = [votes_file(name) for name in names]
     if len({path.resolve() for path in paths}) < len(paths):
         raise ValueError(f"one file of votes is named twice: {', '.join(map(str, paths))}")
     counts: dict[VotedPair, Count] = {}
