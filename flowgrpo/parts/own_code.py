@@ -23,9 +23,11 @@ class OwnPart(partial[Any]):
 
     Attributes:
         who: kind and name of the part, for messages.
+        file: the file of the function.
     """
 
-    who = ""
+    who: str = ""
+    file: str | None = None
 
     def __call__(self, /, *values: Any, **given: Any) -> Any:
         """Call the function.
@@ -34,9 +36,9 @@ class OwnPart(partial[Any]):
             PartError: its code raised an exception.
         """
         try:
-            return _followed(super().__call__(*values, **given), self.who, _file_of(self.func))
+            return _followed(super().__call__(*values, **given), self.who, self.file)
         except (Exception, SystemExit) as error:
-            fault = _fault(error, self.who, _file_of(self.func), sys._getframe(1))
+            fault = _fault(error, self.who, self.file, sys._getframe(1))
             if fault is None:
                 raise
             raise fault from error
@@ -56,7 +58,7 @@ def own_part(target: Callable[..., Any], who: str, context: tuple[Any, ...], opt
     """
     if not isinstance(target, type):
         made = OwnPart(target, *context, **options)
-        made.who = who
+        made.who, made.file = who, _file_of(target)
         return made
     try:
         return _watched_class(target, who)(*context, **options)
