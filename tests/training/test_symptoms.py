@@ -16,8 +16,8 @@ from flowgrpo.training.reporting.symptoms import Symptom, Symptoms
 from flowgrpo.training.session import Session, start
 
 HEALTHY = {
-    "reward/total": 0.5, "reward/a": 0.5, "reward/b": None, "advantage/largest": 0.8, "degenerate_groups": 0.2,
-    "loss": 0.01, "grad_norm": 0.1, "ratio/mean": 1.0, "approx_kl": 0.01,
+    "reward/total": 0.5, "reward/a": 0.5, "reward_error/a": 0.05, "reward/b": None, "advantage/largest": 0.8,
+    "degenerate_groups": 0.2, "loss": 0.01, "grad_norm": 0.1, "ratio/mean": 1.0, "approx_kl": 0.01,
 }  # fmt: skip
 WEIGHTS = {"a": 1.0, "b": 0.5, "recorded": 0.0}
 
@@ -52,6 +52,7 @@ def test_a_healthy_run_says_nothing() -> None:
         ({"loss": None}, "not_finite", 1),
         ({"approx_kl": None}, "not_finite", 1),
         ({"approx_kl": 2.0}, "ratio", 3),
+        ({"reward/a": 0.1}, "reward", 5),
         ({"grad_norm": 1e-5}, "gradient", 5),
         ({"grad_norm": 1e3}, "gradient", 5),
     ],
@@ -72,6 +73,30 @@ def test_what_comes_and_goes_is_said_ever_less_often() -> None:
     assert said(([bad] * 3 + [HEALTHY]) * 10) == [(2, "ratio", 3)]
 
 
+def test_a_ratio_that_is_far_beyond_reason_is_told_at_once() -> None:
+    extreme = {**HEALTHY, "approx_kl": 3.66}
+    assert said([HEALTHY, extreme, extreme, HEALTHY]) == [(1, "ratio", 1), (2, "ratio", 2)]
+    assert said([extreme, *[HEALTHY] * 5, extreme, {**HEALTHY, "approx_kl": 2.0}]) == [(0, "ratio", 1), (7, "ratio", 2)]
+
+
+def test_a_fall_of_the_training_reward_is_measured_by_how_much_iterations_vary() -> None:
+    def rewards(*values: float, error: float | None = 0.05, **more: Any) -> list[dict[str, Any]]:
+        return [{**HEALTHY, "reward/a": value, "reward_error/a": error, **more} for value in values]
+
+    # Four times √2 times 0.05 is 0.28.
+    assert said(rewards(0.8, *[0.5] * 5)) == [(5, "reward", 5)]
+    assert said(rewards(0.8, *[0.53] * 50)) == []
+    # One iteration of prompts that are alike says little of how much other prompts vary.
+    assert said([*rewards(0.8, error=0.0), *rewards(*[0.6] * 50)]) == []
+    assert said([*rewards(0.8), *rewards(*[0.1] * 5, error=0.0)]) == [(5, "reward", 5)]
+    # A single prompt has no error, and another trained reward may have risen instead.
+    assert said(rewards(0.8, *[0.1] * 50, error=None)) == []
+    other = {"reward_error/b": 0.01}
+    risen = [*rewards(0.8, **other, **{"reward/b": 0.1}), *rewards(*[0.1] * 50, **other, **{"reward/b": 0.9})]
+    assert said(risen) == []
+    assert said(rewards(0.1, *[0.8] * 50), Symptoms({"a": -1.0}, 64))[0] == (5, "reward", 5)
+
+
 def test_a_reward_for_few_prompts_and_one_that_only_records_do_not_matter() -> None:
     """Reward b never applies in HEALTHY; and a score of weight 0 teaches nothing."""
     bad = {**HEALTHY, "reward/a": None, "reward/recorded": 1.0, "advantage/largest": 0.0}
@@ -89,6 +114,10 @@ def test_a_held_out_fall_has_to_be_beyond_its_error_and_of_a_size() -> None:
     assert fallen(start, evaluation(a=(0.0, 0.0))) == [1]
     assert fallen(start, evaluation(a=(0.48, 0.05))) == []
     assert fallen(start, evaluation(a=(0.46, 0.05))) == [1]
+    # A fall of more than 3 times √2 times 0.05, which is 0.21, is told if it lasts.
+    assert fallen(start, *[evaluation(a=(0.48, 0.05))] * 4) == [2, 4]
+    assert fallen(start, *[evaluation(a=(0.55, 0.05))] * 8) == []
+    assert fallen(start, *[evaluation(a=(0.48, 0.05)), start] * 4) == []
     # A thousand prompts: the fall is significant, but too small to matter.
     assert fallen(evaluation(a=(0.75, 0.01)), evaluation(a=(0.66, 0.01)), prompts=1000) == []
     # Four prompts are too few to show anything.
@@ -184,7 +213,7 @@ def test_a_learning_rate_that_destroys_the_model_and_the_run_resumed(
     recipe = load_recipe("text", [*given, *more, "optimizer.learning_rate=1e3"])
     heard = Listening()
     start(recipe, tmp_path / "whole").trainer(heard).train()
-    assert heard.heard == ["heldout", "no_difference", "heldout"]
+    assert sorted(heard.heard) == ["heldout", "heldout", "no_difference", "reward", "reward"]
 
     class Interrupted(Exception):
         pass

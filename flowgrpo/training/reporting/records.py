@@ -51,9 +51,11 @@ def reward_record(pooled: Pooled) -> dict[str, Any]:
     """Metrics of the rewards of a rollout."""
     scores, results = pooled.scores, pooled.outcomes
     means, counted = reward_means(scores.values[results]), scores.counted()
+    errors = standard_errors(scores.values[results], torch.tensor(pooled.prompts)[results])
     degenerate, groups = degenerate_groups(counted.values[results], pooled.groups[results])
     return {
         **{f"reward/{name}": number(mean) for name, mean in zip(scores.names, means)},
+        **{f"reward_error/{name}": number(error) for name, error in zip(scores.names, errors)},
         "reward/total": number((means * scores.weights)[scores.weights != 0].sum()),
         "degenerate_groups": number(degenerate / groups),
     }

@@ -7,7 +7,7 @@ has lasted for some iterations. It is reported again only after it has lasted tw
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -22,7 +22,12 @@ FINITE = ("loss", "grad_norm", "ratio/mean", "approx_kl", "kl")
 FACTOR = 1000.0
 SETTLED = 3
 LEAST_PROMPTS = 8
-ERRORS, DEVIATIONS = 4.0, 0.5
+FAR, ERRORS, DEVIATIONS = 3.0, 4.0, 0.5
+"""A fall in standard errors that has to last, one that is told at once, and the least one in standard deviations."""
+EXTREME = 3.0
+"""`approx_kl` that is reported at once: no clip and no single unlucky batch explains it."""
+KNOWN = 25
+"""Number of iterations whose standard errors say how much the mean reward of an iteration varies with its prompts."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +57,14 @@ class _Lasting:
     """How long a symptom has lasted, and whether it is due to be reported."""
 
     def __init__(self, first: int) -> None:
-        self.count, self.due = 0, first
+        self.count, self.due, self.said = 0, first, False
 
-    def step(self, there: bool) -> bool:
+    def step(self, there: bool, at_once: bool) -> bool:
+        """Count one more iteration; `at_once` reports a symptom for the first time before it is due."""
         self.count = self.count + 1 if there else 0
-        if self.count < self.due:
+        if not there or (self.count < self.due and (self.said or not at_once)):
             return False
-        self.due = 2 * self.count
+        self.due, self.said = 2 * self.count, True
         return True
 
 
@@ -75,10 +81,12 @@ class Symptoms:
         self.prompts = prompts
         self._lasting = {
             "no_score": _Lasting(5), "no_difference": _Lasting(10), "not_finite": _Lasting(1), "ratio": _Lasting(3),
-            "gradient": _Lasting(5), "heldout": _Lasting(1),
+            "gradient": _Lasting(5), "reward": _Lasting(5), "heldout": _Lasting(2),
         }  # fmt: skip
         self._norms: list[float] = []
         self._start: dict[str, tuple[float, float]] = {}
+        self._first: dict[str, tuple[float, float]] = {}
+        self._errors: dict[str, list[float]] = {}
 
     def replay(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Read lines of the metrics, oldest first, without reporting anything."""
@@ -98,31 +106,63 @@ class Symptoms:
             "not_finite": _not_finite(lost) if compared and lost else "",
             "ratio": _ratio(record) if (record.get("approx_kl") or 0.0) > DIVERGENCE else "",
             "gradient": self._gradient(record.get("grad_norm")) if compared else "",
+            "reward": self._reward(record),
         }
-        return self._said(found, "iterations")
+        extreme = (record.get("approx_kl") or 0.0) > EXTREME
+        return self._said(found, "iterations", ["ratio"] if extreme else [])
 
     def evaluation(self, record: Mapping[str, Any]) -> list[Symptom]:
         """The symptoms to report after an evaluation, from its line of the metrics; none for a line without one."""
-        means = {
-            name.removeprefix("eval/"): (float(value), float(error))
-            for name, value in record.items()
-            if name.startswith("eval/") and value is not None
-            and (error := record.get(f"eval_error/{name.removeprefix('eval/')}")) is not None
-        }  # fmt: skip
+        means = _means(record, "eval")
         if not means or self.prompts < LEAST_PROMPTS:
             return []
-        # If no evaluation reward is trained for, a higher value of each counts as better.
+        # The limit is in standard errors, and in standard deviations between prompts, which are √prompts as large.
+        least = DEVIATIONS * math.sqrt(self.prompts / 2)
+        falls = self._falls(means, self._start)
+        fallen = [text for far, text in falls if far > max(FAR, least)]
+        at_once = any(far > max(ERRORS, least) for far, _ in falls)
+        found = {"heldout": _heldout(fallen) if fallen else ""}
+        return self._said(found, "evaluations", ["heldout"] if at_once else [])
+
+    def _reward(self, record: Mapping[str, Any]) -> str:
+        """Whether a trained reward is far below its mean in the first iteration, whose samples no update has changed.
+
+        Each iteration has other prompts, and maybe few. So what its mean varies by is asked of many iterations.
+        """
+        means = _means(record, "reward")
+        for name, (_, error) in means.items():
+            known = self._errors.setdefault(name, [])
+            known += [error] if len(known) < KNOWN else []
+        usual = {name: max(error, median(self._errors[name])) for name, (_, error) in means.items()}
+        trained = {name: mean for name, mean in means.items() if name in self.signs}
+        fallen = [text for far, text in self._falls(trained, self._first, usual) if far > ERRORS]
+        return REWARD.format(fallen=", ".join(fallen)) if fallen else ""
+
+    def _falls(
+        self,
+        means: Mapping[str, tuple[float, float]],
+        start: dict[str, tuple[float, float]],
+        usual: Mapping[str, float] | None = None,
+    ) -> list[tuple[float, str]]:
+        """How far below its first value each reward is, in standard errors, in words too; none if another has risen.
+
+        Args:
+            means: reward -> mean and standard error.
+            start: reward -> its first mean and standard error; new rewards are added.
+            usual: reward -> the standard error of both means; by default the error of each.
+        """
+        # If no reward here is trained for, a higher value of each counts as better.
         signs = {name: self.signs[name] for name in means if name in self.signs} or dict.fromkeys(means, 1.0)
-        fallen, risen = [], False
+        found, risen = [], False
         for name, sign in signs.items():
             mean, error = means[name]
-            first, first_error = self._start.setdefault(name, (mean, error))
-            change, unit = sign * (mean - first), math.hypot(error, first_error)
-            # The limit is in standard errors, and in standard deviations between prompts, which are √prompts as large.
-            if -change > unit * max(ERRORS, DEVIATIONS * math.sqrt(self.prompts / 2)):
-                fallen.append(f"{name} went from {first:.4g} ± {first_error:.2g} to {mean:.4g} ± {error:.2g}")
+            first, first_error = start.setdefault(name, (mean, error))
+            both = (error, first_error) if usual is None else (usual[name], usual[name])
+            change, unit = sign * (mean - first), math.hypot(*both)
+            text = f"{name} went from {first:.4g} ± {first_error:.2g} to {mean:.4g} ± {error:.2g}"
+            found += [(-change / unit if unit else math.inf, text)] if change < 0 else []
             risen |= change > 2 * unit
-        return self._said({"heldout": "" if risen or not fallen else _heldout(fallen)}, "evaluations")
+        return [] if risen else found
 
     def _gradient(self, norm: float | None) -> str:
         if norm is None:
@@ -135,11 +175,11 @@ class Symptoms:
             return ""
         return GRADIENT.format(norm=norm, usual=usual, how="vanished" if norm < usual else "exploded")
 
-    def _said(self, found: Mapping[str, str], unit: str) -> list[Symptom]:
+    def _said(self, found: Mapping[str, str], unit: str, at_once: Collection[str]) -> list[Symptom]:
         said = []
         for name, text in found.items():
             lasting = self._lasting[name]
-            if lasting.step(bool(text)):
+            if lasting.step(bool(text), name in at_once):
                 since = f" (for {lasting.count} {unit})" if lasting.count > 1 else ""
                 seen, _, rest = text.partition(": ")
                 said.append(Symptom(name, lasting.count, f"{seen}{since}: {rest}"))
@@ -157,6 +197,20 @@ GRADIENT = (
     "and the weights have reached a place where no small change makes the samples better. Compare the samples with the "
     "first samples of the run; start again with a lower optimizer.learning_rate or optimizer.max_grad_norm"
 )
+
+
+REWARD = (
+    "the reward of training samples is far below the first iteration, {fallen}: usually the learning rate is too high. "
+    "Look at the samples; begin again with a lower optimizer.learning_rate or optimizer.max_grad_norm. An extension "
+    "that chooses harder prompts lowers the reward as well"
+)
+
+
+def _means(record: Mapping[str, Any], kind: str) -> dict[str, tuple[float, float]]:
+    """The means of a kind, and their standard errors, where a record has both."""
+    names = [name.removeprefix(f"{kind}/") for name in record if name.startswith(f"{kind}/")]
+    pairs = {name: (record[f"{kind}/{name}"], record.get(f"{kind}_error/{name}")) for name in names}
+    return {name: (float(mean), float(error)) for name, (mean, error) in pairs.items() if None not in (mean, error)}
 
 
 def symptoms_of(rewards: Sequence[RewardConfig], names: Sequence[str], prompts: int) -> Symptoms:
