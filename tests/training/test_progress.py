@@ -243,6 +243,10 @@ def test_what_rewards_say_of_themselves_is_printed_once_before_the_first_iterati
 def test_a_curve_has_its_greatest_value_at_the_top_and_leaves_out_what_is_missing():
     assert sparkline([1.0, None, 3.0, float("nan"), 2.0]) == "▁ █ ▅"
     assert sparkline([0.5, 0.5]) == "▁▁"
+    # A change that is small beside the noise looks small.
+    assert sparkline([0.483, 0.4831, 0.4832], 0.1) == "▄▄▅"
+    assert sparkline([0.4, 0.5], 0.2) == "▃▆"
+    assert sparkline([0.4, 0.5], 0.05) == "▁█"
     assert sparkline([]) == ""
 
 

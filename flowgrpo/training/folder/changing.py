@@ -68,7 +68,8 @@ def with_changes(run: RunFolder, words: Sequence[str]) -> AnyRecipe:
         )
         raise ValueError(
             f"{', '.join(refused)} {why}. These keys may change: {', '.join(allowed)}. For anything else begin a new "
-            f"run: `flowgrpo train {run.config} KEY=VALUE --out NEW`"
+            f"run: `flowgrpo train {run.config} KEY=VALUE --out NEW`. It begins with the weights of this run, once they "
+            f"are written, with {_from_here(recipe, run)}"
         )
     done = max((_number(path) for path in run.list_checkpoints()), default=0)
     if changed.run.iterations < done:
@@ -77,6 +78,13 @@ def with_changes(run: RunFolder, words: Sequence[str]) -> AnyRecipe:
             "more"
         )
     return changed
+
+
+def _from_here(recipe: AnyRecipe, run: RunFolder) -> str:
+    """The override with which a new run begins with the weights of this one."""
+    if recipe.model.train == "lora":
+        return f"model.lora.start={run.path}"
+    return f"model.path={run.path / ('pipeline' if recipe.task == 'images' else 'model')}"
 
 
 def _allowed(key: str, allowed: Sequence[str]) -> bool:

@@ -67,6 +67,7 @@ class ConsoleReporter:
         self._samples, self._noun = 0, "images"
         self._curve: list[float | None] = []
         self._curve_of: str | None = None
+        self._noise = 0.0
         self._few = 0
         # `flowgrpo watch` does not know how many held-out prompts there are.
         self._few_are_all = False
@@ -155,12 +156,16 @@ class ConsoleReporter:
 
         The curve is of one set of prompts: the few of quick evaluations, if the run makes them.
         """
-        means = means_of(record, "quick" if self._few else "eval")
+        kind = "quick" if self._few else "eval"
+        means = means_of(record, kind)
         if means:
             name, self._heldout = next(iter(means.items()))
             if name != self._curve_of:
                 self._curve, self._curve_of = [], name
             self._curve.append(self._heldout)
+            # A gain is compared prompt by prompt, so its error is the smaller one.
+            errors = (record.get(f"{kind}{of}_error/{name}") for of in ("_gain", ""))
+            self._noise = next((error for error in errors if error is not None), 0.0)
         return means
 
     def _recurring(self, trainer: Trainer) -> tuple[Recurring | None, Recurring | None]:
@@ -253,11 +258,14 @@ class ConsoleReporter:
         self._expect(iteration, evaluated=True)
 
     def _drawn(self, means: Mapping[str, float | None]) -> str:
-        """The curve of the held-out score, from the third evaluation on. With several rewards, it says its own."""
+        """The curve of the held-out score, from the third evaluation on. With several rewards, it says its own.
+
+        A change of less than two standard errors does not fill its height.
+        """
         if len(self._curve) < 3:
             return ""
         name = f"{next(iter(means))} " if len(means) > 1 else ""
-        return f"  {name}{curve(self._curve, _CURVE)}"
+        return f"  {name}{curve(self._curve, _CURVE, 2 * self._noise)}"
 
     def _expect(self, done: int, evaluated: bool = False) -> None:
         """Show the activity that follows after `done` iterations."""

@@ -147,10 +147,17 @@ def gained(record: Mapping[str, float | None], name: str) -> str:
     return f" ({'+' if gain >= 0 else ''}{number(gain, 10, 3)} ± {number(error, 10, 3)})"
 
 
-def sparkline(values: Sequence[float | None]) -> str:
-    """A curve of block characters from the least value to the greatest; a value that is missing is a space."""
+def sparkline(values: Sequence[float | None], least: float = 0.0) -> str:
+    """A curve of block characters from the least value to the greatest; a value that is missing is a space.
+
+    Args:
+        values: the values.
+        least: the height of the curve stands for at least this difference.
+    """
     known = [value for value in values if value is not None and math.isfinite(value)]
-    low, span = min(known, default=0.0), max(known, default=0.0) - min(known, default=0.0)
+    low, high = min(known, default=0.0), max(known, default=0.0)
+    span = max(high - low, least)
+    low -= (span - (high - low)) / 2
     cells = [
         " " if value is None or not math.isfinite(value) else _BLOCKS[round((value - low) / (span or 1.0) * 7)]
         for value in values
@@ -158,7 +165,7 @@ def sparkline(values: Sequence[float | None]) -> str:
     return "".join(cells)
 
 
-def curve(values: Sequence[float | None], width: int) -> str:
+def curve(values: Sequence[float | None], width: int, least: float = 0.0) -> str:
     """`sparkline` in at most `width` columns. Of more values, a column shows the mean of neighbours."""
     count = min(len(values), width)
     cells: list[float | None] = []
@@ -166,7 +173,7 @@ def curve(values: Sequence[float | None], width: int) -> str:
         part = values[k * len(values) // count : (k + 1) * len(values) // count]
         known = [value for value in part if value is not None and math.isfinite(value)]
         cells.append(fmean(known) if known else None)
-    return sparkline(cells)
+    return sparkline(cells, least)
 
 
 def weighted(names: Sequence[str], weights: Sequence[float]) -> str:

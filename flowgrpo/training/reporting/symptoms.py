@@ -209,8 +209,11 @@ REWARD = (
 def _means(record: Mapping[str, Any], kind: str) -> dict[str, tuple[float, float]]:
     """The means of a kind, and their standard errors, where a record has both."""
     names = [name.removeprefix(f"{kind}/") for name in record if name.startswith(f"{kind}/")]
-    pairs = {name: (record[f"{kind}/{name}"], record.get(f"{kind}_error/{name}")) for name in names}
-    return {name: (float(mean), float(error)) for name, (mean, error) in pairs.items() if None not in (mean, error)}
+    return {
+        name: (float(mean), float(error))
+        for name in names
+        if (mean := record[f"{kind}/{name}"]) is not None and (error := record.get(f"{kind}_error/{name}")) is not None
+    }
 
 
 def symptoms_of(rewards: Sequence[RewardConfig], names: Sequence[str], prompts: int) -> Symptoms:
