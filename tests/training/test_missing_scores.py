@@ -184,6 +184,12 @@ def test_metrics_leave_out_what_is_missing_and_what_is_only_recorded() -> None:
     # A mean of 4 over the samples that have it, and groups in which no score that counts tells samples apart.
     assert found["reward/total"] == 1.0 - 0.5 * 4.0
     assert found["reward/c"] == 6.0
+    assert {name: value for name, value in found.items() if name.startswith("reward_missing/")} == {
+        "reward_missing/b": 0.5, "reward_missing/c": 0.25,
+    }  # fmt: skip
+    # Means of 5 and 3 by prompt, and of 4.5 and 9.
+    assert found["reward_error/b"] == pytest.approx(1.0)
+    assert found["reward_error/c"] == pytest.approx(2.25)
     assert found["degenerate_groups"] == 1.0
     assert record(equal, [NAN] * 4, weights=[1.0, 1.0])["reward/total"] is None
     assert record(equal, [NAN] * 4, weights=[1.0, 0.0])["reward/total"] == 1.0

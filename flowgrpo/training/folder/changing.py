@@ -68,8 +68,8 @@ def with_changes(run: RunFolder, words: Sequence[str]) -> AnyRecipe:
         )
         raise ValueError(
             f"{', '.join(refused)} {why}. These keys may change: {', '.join(allowed)}. For anything else begin a new "
-            f"run: `flowgrpo train {run.config} KEY=VALUE --out NEW`. It begins with the weights of this run, once they "
-            f"are written, with {_from_here(recipe, run)}"
+            f"run: `flowgrpo train {run.config} KEY=VALUE --out NEW`. It begins with the weights of this run, once "
+            f"they are written, with {_from_here(recipe, run)}"
         )
     done = max((_number(path) for path in run.list_checkpoints()), default=0)
     if changed.run.iterations < done:

@@ -53,9 +53,12 @@ def reward_record(pooled: Pooled) -> dict[str, Any]:
     means, counted = reward_means(scores.values[results]), scores.counted()
     errors = standard_errors(scores.values[results], torch.tensor(pooled.prompts)[results])
     degenerate, groups = degenerate_groups(counted.values[results], pooled.groups[results])
+    missing = scores.values[results].isnan().float().mean(0)
     return {
         **{f"reward/{name}": number(mean) for name, mean in zip(scores.names, means)},
         **{f"reward_error/{name}": number(error) for name, error in zip(scores.names, errors)},
+        # A reward may leave samples out by mistake, and their mean does not show it.
+        **{f"reward_missing/{name}": float(share) for name, share in zip(scores.names, missing) if share > 0},
         "reward/total": number((means * scores.weights)[scores.weights != 0].sum()),
         "degenerate_groups": number(degenerate / groups),
     }
