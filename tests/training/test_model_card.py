@@ -204,6 +204,7 @@ def test_of_text_no_folder_is_named_and_no_system_message() -> None:
     assert "secret" not in card
     assert "apply_chat_template" in program(card)
     assert "had a system message" in card
+    assert 'messages = [{"role": "system", "content": "the system message of the run"}, {"role": "user"' in card
 
 
 def test_of_text_the_program_ends_where_the_run_did() -> None:

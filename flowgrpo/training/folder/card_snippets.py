@@ -44,7 +44,8 @@ def snippet(recipe: AnyRecipe, facts: CardFacts, base: str, published: bool) -> 
     if isinstance(recipe, MaskedRecipe):
         notes.append(f"`flowgrpo sample` unmasks a whole completion, here in {recipe.sampler.steps} steps.")
     if not isinstance(recipe, Recipe) and recipe.model.system is not None:
-        notes.append("The run had a system message, which is not part of this card.")
+        where = "" if isinstance(recipe, MaskedRecipe) else "; write it into the program"
+        notes.append(f"The run had a system message, which is not part of this card{where}.")
     if facts.kind == "lora" and recipe.model.path == UNTRAINED:
         notes.append("The run drew the weights of the base model from its seed, and the program does not.")
     return "\n".join(["```python", *start, *lines, "```", *(f"\n{note}" for note in notes)])
@@ -162,6 +163,11 @@ def _of_masks(recipe: MaskedRecipe, facts: CardFacts) -> list[str]:
     ]
 
 
+def _system(recipe: TextRecipe) -> str:
+    """The place of the run's system message, whose words are the user's own."""
+    return "" if recipe.model.system is None else '{"role": "system", "content": "the system message of the run"}, '
+
+
 def _of_pictures(recipe: TextRecipe, facts: CardFacts) -> list[str]:
     options = f", **{recipe.model.chat_template_kwargs!r}" if recipe.model.chat_template_kwargs else ""
     longest, texts = recipe.generation.max_tokens, recipe.generation.stop
@@ -169,7 +175,7 @@ def _of_pictures(recipe: TextRecipe, facts: CardFacts) -> list[str]:
     return [
         *_of_words(recipe, facts),
         'content = [{"type": "image"}, {"type": "text", "text": "a prompt"}]',
-        'messages = [{"role": "user", "content": content}]',
+        f'messages = [{_system(recipe)}{{"role": "user", "content": content}}]',
         f"text = processor.apply_chat_template(messages, add_generation_prompt=True{options})",
         'picture = Image.open("picture.png").convert("RGB")',
         'options = {"add_special_tokens": False, "return_tensors": "pt"}',
@@ -185,7 +191,7 @@ def _of_text(recipe: TextRecipe, facts: CardFacts) -> list[str]:
         return _of_pictures(recipe, facts)
     lines = _of_words(recipe, facts)
     if facts.chat:
-        lines.append('messages = [{"role": "user", "content": "a prompt"}]')
+        lines.append(f'messages = [{_system(recipe)}{{"role": "user", "content": "a prompt"}}]')
         lines.append('options = {"tokenize": False, "add_generation_prompt": True}')
         if recipe.model.chat_template_kwargs:
             lines.append(f"options |= {recipe.model.chat_template_kwargs!r}")
