@@ -249,6 +249,8 @@ def _append(out: Path, samples: Sequence[GivenSample], scores: RewardBatch) -> N
     except OSError:
         with suppress(OSError):
             os.truncate(out, whole)  # no line is left half-written
+            if not whole:
+                out.unlink()  # an empty file would be in the way when there is room again
         raise
 
 

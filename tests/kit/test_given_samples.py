@@ -299,11 +299,17 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.Monk
     listed(tmp_path / "answers.jsonl", *rows)
     samples, told, out = given_samples(tmp_path / "answers.jsonl"), list[str](), tmp_path / "out.jsonl"
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2_500, hard))
-    try:
-        with pytest.raises(OSError, match="File too large"):
-            score_samples([RewardSpec("digit_share")], samples, out, told.append)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    def score_with(room: int) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+        try:
+            with pytest.raises(OSError, match="File too large"):
+                score_samples([RewardSpec("digit_share")], samples, out, told.append)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    score_with(100)
+    assert not out.exists(), "an empty file would refuse the next call"
+    score_with(2_500)
     assert [line["prompt"] for line in lines_of(out)] == ["0", "1", "2", "3"]
     assert told[-1] == f"4 of 8 samples are scored in {out}"
