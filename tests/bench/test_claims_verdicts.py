@@ -79,6 +79,7 @@ def test_how_many_values_would_decide() -> None:
     assert needed([0.0, 1.0, 2.0], 0.0) == 7
     assert needed([1.0, 1.0], 0.0) == 2
     assert needed([-1.0, 1.0], 0.0) is None
+    assert needed([0.0, 0.0], 0.0) is None
     assert needed([1.0], 0.0) is None
 
 
@@ -120,6 +121,22 @@ def test_a_gain_against_a_baselines(ours: list[float], bound: float, beyond: flo
     assert found.holds is holds
     assert found.measure is not None
     assert (found.measure.more == 0) == (holds is not None)
+
+
+@pytest.mark.parametrize("ours", [[0.0, 0.0, 0.0], [0.10, 0.11, 0.12], [-0.10, -0.11, -0.12]])
+def test_a_baseline_that_gains_exactly_nothing_decides_nothing(ours: list[float]) -> None:
+    found = compared("{}", "gain", ours, [0.0, 0.0, 0.0], 0.8)
+    assert found.measure is not None
+    assert (found.holds, found.measure.more) == (None, None)
+
+
+def test_runs_that_are_exactly_equal_show_no_effect() -> None:
+    nothing, gains = [0.0, 0.0, 0.0], [0.25, 0.25, 0.25]
+    assert judged("{}", "difference", nothing, 0.0, True).holds is None
+    assert judged("{}", "difference", nothing, 0.0, False).holds is None
+    assert judged("{}", "difference", nothing, 0.0, True, beyond=0.02).holds is False
+    assert compared("{}", "gain", gains, gains, 1.0, beyond=0.1).holds is False
+    assert compared("{}", "gain", gains, gains, 0.8).holds is True
 
 
 def test_a_baseline_that_does_not_gain_decides_nothing() -> None:

@@ -2,8 +2,9 @@
 
 Numbers are means over seeds with 95 % intervals of Student's t. Two methods are compared seed by seed. A claim rests on
 some numbers, each with an interval. It is reproduced if every interval lies on the claimed side of its bound, not
-reproduced if an interval lies beyond its bound, and otherwise undecided. A number that is undecided says how many more
-values would decide it, if they spread as the present values do.
+reproduced if an interval lies beyond its bound, and otherwise undecided. Values that are all exactly at a bound show no
+effect, and do not reproduce a claim. A number that is undecided says how many more values would decide it, if they
+spread as the present values do.
 """
 
 from __future__ import annotations
@@ -110,12 +111,17 @@ def judged(
             that matters.
     """
     interval = Interval.of(values)
-    holds = interval.side(bound, least)
+    holds = _side(interval, bound, least)
     refuted = interval.side(bound + beyond if least else bound - beyond, least) is False
     holds = True if holds else False if refuted else None
     more = _more(values, bound, beyond if least else -beyond, holds)
     measure = Measure(words, interval, bound, least, claimed, more, each)
     return Statement(text.format(interval.text(form)), holds, measure=measure)
+
+
+def _side(interval: Interval, bound: float, least: bool) -> bool | None:
+    """`Interval.side`; None for an interval that is nothing but its bound, as of a run that changes nothing."""
+    return None if interval.low == interval.high == bound else interval.side(bound, least)
 
 
 def _more(values: Sequence[float], bound: float, beyond: float, holds: bool | None) -> int | None:
@@ -144,11 +150,10 @@ def compared(
         beyond: as of `judged`.
     """
     over = [[a - edge * b for a, b in zip(ours, theirs, strict=True)] for edge in (bound, bound + beyond)]
-    above, below = (Interval.of(values).at_least(0.0) for values in over)
+    above, below = (_side(Interval.of(values), 0.0, least=True) for values in over)
     holds = True if above else False if below is False else None
-    learned = Interval.of(theirs).at_least(0.0)
     counts = [count for values in over if (count := needed(values, 0.0)) is not None]
-    if learned is not True:
+    if not _side(Interval.of(theirs), 0.0, least=True):
         holds = None
         counts = [count] if (count := needed(theirs, 0.0)) is not None else []
     more = 0 if holds is not None else max(min(counts) - len(ours), 1) if counts else None

@@ -85,6 +85,8 @@ def needed(values: Sequence[float], bound: float) -> int | None:
     if len(found) < 2 or not all(map(math.isfinite, found)):
         return None
     away, spread = abs(statistics.fmean(found) - bound), statistics.stdev(found)
+    if not away:
+        return None
     for count in range(2, MOST + 1):
         if float(student.ppf(0.975, count - 1)) * spread <= away * math.sqrt(count):
             return count
