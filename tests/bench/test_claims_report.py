@@ -166,6 +166,22 @@ def test_what_is_undecided_says_what_it_would_take(tmp_path: Path) -> None:
     assert "*Undecided; one value decides nothing.*" in page
 
 
+def test_an_effect_that_is_too_small_to_matter_is_refuted_by_a_rule_that_the_page_has(tmp_path: Path) -> None:
+    scores = [[0.4, 0.5], [0.4, 0.51], [0.4, 0.49]]
+    # Differences of 0.000, 0.007 and 0.008: mean 0.005, deviation 0.0044, so the high end is 0.0158.
+    higher = [[0.4, end + more] for (_, end), more in zip(scores, (0.0, 0.007, 0.008))]
+    results = evidence({"pref_grpo+proxy": higher, "pref_grpo+pointwise": scores})
+    page = write_report(Results(Settings(tmp_path), results, [], []), tmp_path / "out").read_text()
+    row = next(line for line in page.splitlines() if line.startswith("| [Pref-GRPO"))
+    assert "0.005 [−0.006, 0.016] (holds if ≥ 0, refuted if < 0.02) | **not reproduced** |" in row
+    assert "minus its scores: +0.005 [−0.006, +0.016]. *Does not hold; refuted if < 0.02.*\n" in page
+    # What holds is not said to be refuted by anything.
+    better = [[0.4, end + 0.1] for _, end in scores]
+    results = evidence({"pref_grpo+proxy": better, "pref_grpo+pointwise": scores})
+    page = write_report(Results(Settings(tmp_path), results, [], []), tmp_path / "out").read_text()
+    assert "refuted if <" not in page
+
+
 def test_links_to_the_claims_lead_to_their_headings(tmp_path: Path) -> None:
     settings = Settings(tmp_path / "results")
     page = write_report(Results(settings, Evidence({}, {}, {}, {}), [], []), tmp_path / "out").read_text()

@@ -130,6 +130,17 @@ def test_a_baseline_that_gains_exactly_nothing_decides_nothing(ours: list[float]
     assert (found.holds, found.measure.more) == (None, None)
 
 
+def test_the_ends_of_an_interval_have_the_digits_that_show_what_was_decided() -> None:
+    # The high ends are 0.0199 and 0.0201; both are 0.020 in three digits, and only one is below 0.02.
+    below, above = (Measure("x", Interval(0.001, -0.018, high, 9), 0.0, True, beyond=0.02) for high in (0.0199, 0.0201))
+    assert below.text("+.3f") == "+0.0010 [−0.0180, +0.0199]"
+    assert above.text("+.3f") == "+0.001 [−0.018, +0.020]"
+    # The high end is a margin above the bound, so the interval does not hold.
+    assert Measure("x", Interval(0.5, 0.4, 0.5604, 9), 0.56, False).text(".2f") == "0.5000 [0.4000, 0.5604]"
+    assert Measure("x", Interval(0.5, 0.4, 0.5596, 9), 0.56, False).text(".2f") == "0.50 [0.40, 0.56]"
+    assert Measure("x", Interval.of([0.3]), 0.3, True).text(".2f") == "0.30 (one value)"
+
+
 def test_runs_that_are_exactly_equal_show_no_effect() -> None:
     nothing, gains = [0.0, 0.0, 0.0], [0.25, 0.25, 0.25]
     assert judged("{}", "difference", nothing, 0.0, True).holds is None

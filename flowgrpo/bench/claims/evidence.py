@@ -23,6 +23,7 @@ from .trainings import PAINT
 # The held-out reward that methods are compared by. Every method of the table is trained on it. It is smooth, so that
 # short runs move it by many standard errors.
 SCORE = PAINT
+MOST_DIGITS = 6
 VERDICTS = ("reproduced", "not reproduced", "undecided", "not measured")
 
 
@@ -70,6 +71,7 @@ class Measure:
         more: about how many more values decide; 0 if decided, None if very many or unknown.
         each: what a value is, in the plural.
         takes: what would decide, where more values would not.
+        beyond: as of `judged`.
     """
 
     words: str
@@ -80,6 +82,24 @@ class Measure:
     more: int | None = 0
     each: str = "seeds"
     takes: str = ""
+    beyond: float = 0.0
+
+    @property
+    def refuting(self) -> float:
+        """An interval wholly below this number refutes the claim; above it, if the claimed side is below."""
+        return self.bound + self.beyond if self.least else self.bound - self.beyond
+
+    def text(self, form: str) -> str:
+        """The interval, with as many more digits as show on which side of its bounds it lies."""
+
+        def sides(interval: Interval) -> list[bool | None]:
+            return [interval.side(edge, self.least) for edge in (self.bound, self.refuting)]
+
+        digits = int(form[-2])
+        for more in range(digits, MOST_DIGITS + 1):
+            if sides(self.interval.rounded(more)) == sides(self.interval):
+                return self.interval.text(f"{form[:-2]}{more}f")
+        return self.interval.text(form)
 
 
 @dataclass(frozen=True)
@@ -106,7 +126,7 @@ def judged(
         least: whether the claimed side is above the bound.
         claimed: the paper's number.
         each: what a value is, in the plural.
-        form: format of the interval.
+        form: format of the interval, such as `+.2f`; see `Measure.text`.
         beyond: a claim of any effect at all is refuted if the interval lies below the bound plus the smallest effect
             that matters.
     """
@@ -115,8 +135,8 @@ def judged(
     refuted = interval.side(bound + beyond if least else bound - beyond, least) is False
     holds = True if holds else False if refuted else None
     more = _more(values, bound, beyond if least else -beyond, holds)
-    measure = Measure(words, interval, bound, least, claimed, more, each)
-    return Statement(text.format(interval.text(form)), holds, measure=measure)
+    measure = Measure(words, interval, bound, least, claimed, more, each, beyond=beyond)
+    return Statement(text.format(measure.text(form)), holds, measure=measure)
 
 
 def _side(interval: Interval, bound: float, least: bool) -> bool | None:
@@ -157,9 +177,8 @@ def compared(
         holds = None
         counts = [count] if (count := needed(theirs, 0.0)) is not None else []
     more = 0 if holds is not None else max(min(counts) - len(ours), 1) if counts else None
-    interval = shares(ours, theirs)
-    measure = Measure(words, interval, bound, True, claimed, more)
-    return Statement(text.format(interval.text(".2f")), holds, measure=measure)
+    measure = Measure(words, shares(ours, theirs), bound, True, claimed, more, beyond=beyond)
+    return Statement(text.format(measure.text(".2f")), holds, measure=measure)
 
 
 @dataclass(frozen=True)

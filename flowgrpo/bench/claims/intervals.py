@@ -45,6 +45,11 @@ class Interval:
         """`at_least` or `at_most`."""
         return self.at_least(bound) if least else self.at_most(bound)
 
+    def rounded(self, digits: int) -> Interval:
+        """The interval as it is shown with this number of digits after the point."""
+        mean, low, high = (float(f"{value:.{digits}f}") for value in (self.mean, self.low, self.high))
+        return Interval(mean, low, high, self.count)
+
     def text(self, form: str = "+.3f") -> str:
         """The interval as `mean [low, high]`."""
         if not math.isfinite(self.mean):

@@ -15,7 +15,7 @@ from ...training.folder.run_folder import write_text
 from .charts import CHARTS
 from .claim_tables import grid, ratios_table, rises_table, runs_table, times_table
 from .dots import Dots, draw_dots, verdict_of
-from .evidence import SCORE, VERDICTS, Claim, Evidence, Statement, final, gain
+from .evidence import SCORE, VERDICTS, Claim, Evidence, Measure, Statement, final, gain
 from .intervals import Interval
 from .line_charts import draw
 from .papers import CLAIMS
@@ -209,11 +209,19 @@ def _numbers(findings: Sequence[Statement]) -> list[str]:
     for finding in findings:
         if (measure := finding.measure) is not None:
             claimed = "" if measure.claimed is None else f"; claimed {measure.claimed:.2f}"
-            side = "≥" if measure.least else "≤"
-            bound = f"{measure.bound:.2f}".rstrip("0").rstrip(".")
-            shown = measure.interval.text(".2f" if abs(measure.interval.mean) >= 0.1 else ".3f")
-            said.append(f"{measure.words}: {shown} (holds if {side} {bound}{claimed})")
+            rule = f"holds if {'≥' if measure.least else '≤'} {_bound(measure.bound)}"
+            rule += f", {_refuting(measure)}" if measure.beyond and not finding.holds else ""
+            shown = measure.text(".2f" if abs(measure.interval.mean) >= 0.1 else ".3f")
+            said.append(f"{measure.words}: {shown} ({rule}{claimed})")
     return said
+
+
+def _refuting(measure: Measure) -> str:
+    return f"refuted if {'<' if measure.least else '>'} {_bound(measure.refuting)}"
+
+
+def _bound(value: float) -> str:
+    return f"{value:g}".replace("-", "−")
 
 
 def _how(found: Results) -> list[str]:
@@ -247,10 +255,10 @@ def _how(found: Results) -> list[str]:
         "and its baseline are compared seed by seed. Bounds were set before measuring: a share of time may exceed the "
         f"paper's by {SLACK:.2f}; a reward is no lower if the gain is at least {NO_LOWER:g} of the baseline's gain; a "
         f"higher reward is a larger gain, and is refuted if the gain is less than {1 + MATTERS:g} of the baseline's; a "
-        f"difference of partial gold below {GOLD_MATTERS:g} does not matter. A claim is *reproduced* if every interval "
-        "lies on its side of the bound, *not reproduced* if one lies beyond, and else *undecided*. Seeds are added "
-        "until a claim is decided or the time is spent. So an interval that decides a claim only just is weaker "
-        "evidence than its 95 % say.",
+        f"difference of partial gold below {GOLD_MATTERS:g} does not matter, and refutes a claim of a difference. "
+        "A claim is *reproduced* if every interval lies on its side of the bound, *not reproduced* if one lies beyond, "
+        "and else *undecided*. Seeds are added until a claim is decided or the time is spent. So an interval that "
+        "decides a claim only just is weaker evidence than its 95 % say.",
     ]
 
 
@@ -262,9 +270,10 @@ def _linked(claim: Claim) -> str:
 def _mark(finding: Statement) -> str:
     if finding.note:
         return ""
-    if finding.holds is not None:
-        return " *Holds.*" if finding.holds else " *Does not hold.*"
     measure = finding.measure
+    if finding.holds is not None:
+        rule = f"; {_refuting(measure)}" if measure is not None and measure.beyond else ""
+        return " *Holds.*" if finding.holds else f" *Does not hold{rule}.*"
     if measure is None:
         return " *Undecided.*"
     if measure.takes:

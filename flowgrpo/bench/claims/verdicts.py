@@ -148,7 +148,8 @@ def over_optimised(evidence: Evidence) -> list[Statement]:
         judged("With Guard the proxy rises by {}.", "proxy with Guard", proxies[0], 0.0, True, form="+.3f"),
     ]  # fmt: skip
     if first.holds is False and first.measure is not None:
-        longer = replace(first.measure, more=None, each="iterations", takes="it takes runs in which gold falls")
+        takes = "it takes runs in which gold falls"
+        longer = replace(first.measure, more=None, each="iterations", takes=takes, beyond=0.0)
         first = replace(first, holds=None, measure=longer)
         rest = [Statement(finding.text, note=True) for finding in rest]
     return [first, *rest, Statement(f"The proxy changes by {risen} with Guard and by {other} without.", note=True)]
