@@ -412,6 +412,24 @@ def test_a_claim_of_time_and_reward_has_its_timing_and_its_runs(
     assert said[-2].startswith("the budget of 0 h is spent; runs that are missing, first to last: flow_grpo+proxy (se")
 
 
+@pytest.mark.parametrize("words", [("evaluate.prompts=1",), ("data.heldout=one.txt",)])
+def test_a_short_run_with_one_held_out_prompt_is_refused_before_any_training(
+    words: tuple[str, ...], tiny: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "one.txt").write_text("a star\n")
+    settings = Settings(tmp_path / "results", (0,), 0.01, (*tiny, *words))
+    with pytest.raises(
+        ValueError, match=r"^flow_grpo: .* needs 2 held-out prompts, and it would have 1, .*prompts=2 or more"
+    ):
+        claims(settings, ["guard-ratio", "flow_grpo"], tmp_path / "out", silent)
+    assert not settings.results.exists()
+    # The runs of claims compare seeds, not prompts, and a report measures nothing.
+    late = dataclasses.replace(settings, budget=0.0)
+    claims(late, ["guard-ratio"], tmp_path / "out", silent)
+    claims(settings, ["flow_grpo"], tmp_path / "out", silent, only_report=True)
+
+
 def test_timed_forms_have_the_papers_length_and_share_nothing_where_they_may() -> None:
     recipes = timed(Settings(Path("nowhere")), "mixgrpo")
     assert {recipe.run.iterations for recipe in recipes.values()} == {300}

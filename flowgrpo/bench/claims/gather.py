@@ -16,7 +16,7 @@ from .papers import CLAIMS
 from .probes import PROBES, find_probe, measure_probe
 from .report import Results, write_report
 from .results import Result, Settings
-from .rises import find_rise, measure_rises, rise_recipe
+from .rises import find_rise, measure_rises, refuse_few_prompts, rise_recipe
 from .timings import FAMILIES, find_time, measure_times
 from .trainings import Job, Report, find_run, jobs, measure_run, recipe_of
 
@@ -42,10 +42,12 @@ def claims(settings: Settings, names: Sequence[str], out: Path, report: Report, 
         only_report: measure nothing.
 
     Raises:
-        ValueError: a name is not a claim and not a recipe.
+        ValueError: a name is not a claim and not a recipe, or short runs would have too few held-out prompts.
     """
     chosen, methods = choose(names)
     if not only_report:
+        rising = [name for name in methods if _rises(settings, name)]
+        refuse_few_prompts(settings, rising)
         began = time.monotonic()
         settings.results.mkdir(parents=True, exist_ok=True)
         needed = {name for claim in chosen for name in claim.times}
@@ -53,7 +55,7 @@ def claims(settings: Settings, names: Sequence[str], out: Path, report: Report, 
         for name in [name for name in PROBES if name in {claim.probe for claim in chosen}]:
             measure_probe(settings, name, report)
         _measure_runs(settings, chosen, began + 3600 * settings.budget, report)
-        measure_rises(settings, [name for name in methods if _rises(settings, name)], report)
+        measure_rises(settings, rising, report)
     found = gather(settings)
     report(f"report: {write_report(found, out)}")
 

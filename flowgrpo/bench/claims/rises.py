@@ -16,6 +16,7 @@ from typing import Any
 
 from ...configs.load import dump_recipe, load_image_recipe
 from ...configs.schema import Recipe
+from ...training.recipe_prompts import read_heldout
 from ...training.session import start
 from ..measures import Silent
 from .results import Result, Settings, claimed, find, key_of, provenance, write_result
@@ -23,6 +24,7 @@ from .trainings import Report, json_lines
 
 # A critic warms up for ten iterations, so some iterations remain that train the policy.
 ITERATIONS = 16
+FEWEST_PROMPTS = 2
 # In kilobytes; the reward itself is over 500.
 FILES = "{name: jpeg_compressibility, weight: 500}"
 WIN_RATE = "{name: win_rate, options: {judge: jpeg_compressibility}}"
@@ -44,6 +46,24 @@ def rise_recipe(settings: Settings, method: str) -> Recipe:
         f"run={{iterations: {iterations}, seed: 0, checkpoint_every: {iterations}, sample_every: {iterations}}}",
     )
     return load_image_recipe(method, [*changes, *settings.overrides])
+
+
+def refuse_few_prompts(settings: Settings, methods: Sequence[str]) -> None:
+    """Refuse short runs with fewer held-out prompts than a standard error needs.
+
+    Raises:
+        ValueError: a run would have fewer than two held-out prompts.
+    """
+    for method in methods:
+        recipe = rise_recipe(settings, method)
+        count = len(read_heldout(recipe))
+        if count < FEWEST_PROMPTS:
+            cause = f"evaluate.prompts is {count}" if recipe.evaluate.prompts == count else "data.heldout is too short"
+            raise ValueError(
+                f"{method}: the standard error of its short run needs {FEWEST_PROMPTS} held-out prompts, and it would "
+                f"have {count}, because {cause}; write evaluate.prompts={FEWEST_PROMPTS} or more, with as many prompts "
+                "in data.heldout"
+            )
 
 
 def measure_rises(settings: Settings, methods: Sequence[str], report: Report) -> None:
