@@ -62,8 +62,10 @@ def bench(
     from ..configs.load import load_image_recipe, load_recipe
 
     if name in ("claims", "race"):
+        from ..bench.claims import trainings
         from ..bench.claims.gather import claims, settings_of
-        from ..bench.claims.results import default_results
+        from ..bench.claims.results import default_results, refuse_settled
+        from ..bench.race import race_runs
         from ..bench.race.race_report import race
 
         results = results or default_results(name)
@@ -71,7 +73,8 @@ def bench(
         output_folder(results)
         output_folder(out)
         settings, methods = settings_of(results, words or [], seeds, scale, any_code, budget)
-        measure = claims if name == "claims" else race
+        measure, settled = (claims, trainings.SETTLED) if name == "claims" else (race, race_runs.SETTLED)
+        refuse_settled(name, settings.overrides, settled)
         return measure(settings, methods, out or results / "report", say, report_only)
     output_file(out, ".json")
     idle = {

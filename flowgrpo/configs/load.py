@@ -78,7 +78,7 @@ def load_recipe(source: str | Path | None = None, overrides: Iterable[str] = (),
             return recipe
         return recipe_of_keys(name, data)
     except RecipeError as error:
-        if guilty := [word for word in given if any(_touches(word, place) for place in error.places)]:
+        if guilty := [word for word in given if any(touches(word, place) for place in error.places)]:
             error.args = (str(error).replace(f"{name}:\n", f"{name} with {' '.join(guilty)}:\n", 1),)
         raise
 
@@ -105,7 +105,7 @@ def _is_embedded(value: Any) -> bool:
     return value is None or str(value).partition(":")[0] in WORLDS
 
 
-def _touches(assignment: str, place: str) -> bool:
+def touches(assignment: str, place: str) -> bool:
     """Whether an override gives the key of a fault, a section around it, or a key within it."""
     one, other = f"{assignment.partition('=')[0]}.", f"{place}."
     return one.startswith(other) or other.startswith(one)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from flowgrpo.bench.claims.charts import CHARTS
 from flowgrpo.bench.claims.dots import Dots, draw_dots
@@ -22,6 +23,7 @@ from flowgrpo.bench.claims.report import Results, machines, write_report
 from flowgrpo.bench.claims.results import Settings
 from flowgrpo.bench.claims.timings import FAMILIES
 from flowgrpo.bench.claims.trainings import DENSE, PAINT, jobs
+from flowgrpo.cli.app import app
 from flowgrpo.configs.load import recipe_names
 from tests.bench.made_results import evidence, made
 
@@ -203,9 +205,9 @@ def test_two_machines_are_both_named() -> None:
 
 
 def test_words_of_the_command() -> None:
-    words = ["mixgrpo", "run.iterations=5", "tempflow"]
+    words = ["mixgrpo", "sampler.steps=5", "tempflow"]
     settings, names = settings_of(Path("r"), words, "0, 2,2", 0.5, True, 2.0)
-    assert settings == Settings(Path("r"), (0, 2), 0.5, ("run.iterations=5",), True, 2.0)
+    assert settings == Settings(Path("r"), (0, 2), 0.5, ("sampler.steps=5",), True, 2.0)
     assert names == ["mixgrpo", "tempflow"]
 
 
@@ -226,6 +228,43 @@ def test_words_of_the_command() -> None:
 def test_what_is_wrong_with_the_command_is_said(make: Callable[[], Any], part: str) -> None:
     with pytest.raises(ValueError, match=part):
         make()
+
+
+@pytest.mark.parametrize(
+    ("name", "word", "message"),
+    [
+        ("claims", "run.seed=5", "run.seed=5: `flowgrpo bench claims` itself settles run.seed; give the seeds with --"),
+        ("claims", "run.iterations=5", "itself settles run.iterations; give the length of the runs with --scale"),
+        ("claims", "run={keep: 1}", "settles run.seed; give the seeds with --seeds, and set other keys of run one by"),
+        ("claims", "rewards.paint.weight=2", "itself settles rewards; runs train on the rewards that the claims"),
+        ("claims", "data.heldout=own.txt", "all figures are of the prompts scenes:test; leave it out"),
+        ("claims", "evaluate.rewards=[{name: gold}]", "itself settles evaluate.rewards"),
+        (
+            "race",
+            "run.seed=5",
+            "run.seed=5: `flowgrpo bench race` itself settles run.seed; give the seeds with --seeds",
+        ),
+        ("race", "run.iterations=5", "give the length of the runs with --scale; default runs as it is"),
+        ("race", "run.checkpoint_every=5", "itself settles run; leave it out"),
+        ("race", "evaluate.every=1", "itself settles evaluate.every; leave it out; evaluate.prompts can be set"),
+        ("race", "optimizer.learning_rate=0.1", "give a recipe its learning rate as RECIPE=RATE, such as awm=0.0006"),
+    ],
+)
+def test_an_override_that_would_falsify_the_report_is_refused(
+    name: str, word: str, message: str, tmp_path: Path
+) -> None:
+    done = CliRunner().invoke(app, ["bench", name, word, "--report-only", "--results", str(tmp_path / "results")])
+    assert isinstance(done.exception, ValueError)
+    assert message in str(done.exception)
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize("name", ["claims", "race"])
+def test_other_overrides_are_taken(name: str, tmp_path: Path) -> None:
+    words = ["evaluate.prompts=2", "rollout.decode_batch=4", "data.train=own.txt"]
+    words += ["run.checkpoint_every=1", "evaluate.steps=4"] if name == "claims" else []
+    done = CliRunner().invoke(app, ["bench", name, *words, "--report-only", "--results", str(tmp_path / "results")])
+    assert done.exit_code == 0, done.output
 
 
 @pytest.mark.parametrize("results", [Path("elsewhere/results"), Path("/data/my results")])

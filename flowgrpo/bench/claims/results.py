@@ -11,7 +11,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from ...configs.load import touches
 from ...configs.schema import Recipe
 from ...configs.yaml_text import parse_yaml
 from ...parts.choice import plain
@@ -55,6 +56,25 @@ class Settings:
     overrides: tuple[str, ...] = ()
     any_code: bool = False
     budget: float = 1.0
+
+
+def refuse_settled(name: str, overrides: Iterable[str], settled: Mapping[str, str]) -> None:
+    """Refuse overrides of what `flowgrpo bench NAME` settles: its report would be wrong, or they would do nothing.
+
+    Args:
+        name: `claims` or `race`.
+        overrides: `key=value` words.
+        settled: key of a recipe → what to do instead.
+
+    Raises:
+        ValueError: an override gives one of the keys, a key within it, or a section around it.
+    """
+    for word in overrides:
+        for key, instead in settled.items():
+            if touches(word, key):
+                section = word.partition("=")[0].strip()
+                apart = f", and set other keys of {section} one by one" if key.startswith(f"{section}.") else ""
+                raise ValueError(f"{word}: `flowgrpo bench {name}` itself settles {key}; {instead}{apart}")
 
 
 def default_results(name: str) -> Path:

@@ -41,6 +41,15 @@ GRADIENT_UNITS = 3
 HELD_OUT = "scenes:test"
 """The prompts of all figures. Nothing is chosen on them."""
 PAINT, DENSE = "paint", "gold_dense"
+SETTLED = {
+    "run.seed": "give the seeds with --seeds",
+    "run.iterations": "give the length of the runs with --scale",
+    "rewards": "runs train on the rewards that the claims are about; leave it out",
+    "data.heldout": f"all figures are of the prompts {HELD_OUT}; leave it out",
+    "evaluate.rewards": "the claims are judged by these rewards; leave it out",
+    "evaluate.seeds": "an evaluation has one image for each prompt; leave it out",
+}
+"""Keys that no override of the command may change, because the report says what they are: key → what to do instead."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from functools import lru_cache
 from typing import Literal
 
 from ...configs.load import load_image_recipe
-from ...configs.schema import Recipe
+from ...configs.schema import EvaluateConfig, Recipe
 from ...parts.traits import trained
 from ...training.planning import forecast, nfe_of
 from ..claims.evidence import final, score_at
@@ -43,6 +43,19 @@ CHOOSING_EVALUATIONS = 4
 EVALUATED = 301
 SCORE = "gold"
 TEST, HELD_OUT = "scenes:test", "scenes:heldout"
+SETTLED = {
+    "run.seed": "give the seeds with --seeds",
+    "run.iterations": f"give the length of the runs with --scale; {DEFAULT} runs as it is",
+    "run": "leave it out",
+    "optimizer.learning_rate": "give a recipe its learning rate as RECIPE=RATE, such as awm=0.0006",
+    "data.heldout": f"all figures are of the prompts {TEST}; leave it out",
+    **{
+        f"evaluate.{key}": "leave it out; evaluate.prompts can be set"
+        for key in EvaluateConfig.model_fields
+        if key != "prompts"
+    },
+}
+"""Keys that no override of the command may change: each run gets its own values. Key → what to do instead."""
 _WAIT = 20.0
 Trial = Literal["", "short", "whole"]
 _PREFIXES = {"short": "choosing", "whole": "confirming"}
