@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ from ..configs.load import dump_recipe
 from ..configs.schema import Recipe
 from ..training.folder.leftovers import RESULTS
 from ..training.folder.run_folder import write_text
+from .children import of_package, refuse_failure, started
 
 KILLS = 12
 
@@ -40,13 +40,16 @@ def interruption(recipe: Recipe, folder: Path, report: Callable[[str], None], ki
     Returns:
         The moments in seconds after the start, the iterations logged by then, and the files that differ between
         the unbroken run and any broken run: metrics without times, index and pictures of the samples, weights.
+
+    Raises:
+        ChildFailed: a run failed without being killed.
     """
     folder.mkdir(parents=True)
     source = folder / "recipe.yaml"
     write_text(source, dump_recipe(recipe))
     began = time.perf_counter()
     whole = folder / "whole"
-    subprocess.run(_train(source, whole), check=True, stdout=subprocess.DEVNULL)
+    _attempt(source, whole, None)
     duration = time.perf_counter() - began
     report(f"unbroken run: {recipe.run.iterations} iterations in {duration:.0f} s")
     reference, draw = contents(whole), random.Random(recipe.run.seed)
@@ -67,24 +70,20 @@ def interruption(recipe: Recipe, folder: Path, report: Callable[[str], None], ki
     return {"seconds": duration, "kills": killed, "runs": runs, "files": len(reference), "different": sorted(different)}
 
 
-def _train(source: Path, run: Path) -> list[str]:
-    return [sys.executable, "-m", "flowgrpo", "train", str(source), "--out", str(run)]
-
-
 def _attempt(source: Path, run: Path, seconds: float | None) -> float | None:
     """Start or continue a run, and kill it after some seconds; returns the moment, or None if the run ended before."""
     stands = (run / "config.yaml").is_file()
-    command = [sys.executable, "-m", "flowgrpo", "resume", str(run)] if stands else _train(source, run)
+    command = of_package(["resume", str(run)] if stands else ["train", str(source), "--out", str(run)])
+    log = run.with_name(f"{run.name}.log")
     began = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    try:
-        code = process.wait(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-        return time.perf_counter() - began
-    if code:
-        raise RuntimeError(f"{' '.join(command)} ended with status {code}")
+    with started(command, log) as process:
+        try:
+            process.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            return time.perf_counter() - began
+    refuse_failure(command, process.returncode, log)
     return None
 
 

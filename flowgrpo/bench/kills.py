@@ -20,6 +20,8 @@ from ..configs.load import dump_recipe
 from ..configs.schema import AnyRecipe
 from ..training.folder.run_folder import write_text
 from ..training.session import Session  # noqa: F401  (as above)
+from ..training.stopping import SIGNALS
+from .children import of_package, refuse_failure
 from .interruption import contents
 
 HOW = ("kill", "torn", "signal", "full")
@@ -109,6 +111,9 @@ def kills(
 
     Returns:
         The number of operations by kind, the number of cases by way, and the failed cases with their reasons.
+
+    Raises:
+        ChildFailed: the unbroken run failed.
     """
     folder.mkdir(parents=True)
     source, listing = folder / "recipe.yaml", folder / "operations.txt"
@@ -119,8 +124,7 @@ def kills(
             _train(source, whole), folder / "whole.log",
             KillWatch(whole, lambda op, _: print(op.number, op.kind, op.path, sep="\t", file=lines, flush=True)),
         )  # fmt: skip
-    if status != 0:
-        raise RuntimeError(f"the unbroken run ended with status {status}: {_text(folder / 'whole.log')[-2000:]}")
+    refuse_failure(of_package(_train(source, whole)), status, folder / "whole.log")
     operations = [_read(line) for line in listing.read_text(encoding="utf-8").splitlines()]
     cases = [(op, way) for way in how for op in [op for op in operations if way in op.ways()][::every]]
     report(f"unbroken run: {len(operations)} file operations, {len(cases)} cases")
@@ -193,12 +197,19 @@ def _forked(words: list[str], log: Path, watch: KillWatch | None) -> int:
     process = os.fork()
     if process == 0:
         _command(words, log, watch)
-    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    except BaseException:
+        # A signal ends this process, and nothing else would end the other one.
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+        raise
 
 
 def _command(words: list[str], log: Path, watch: KillWatch | None) -> NoReturn:
     status = 1
     try:
+        _forget_handlers()
         handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(handle, 1)
         os.dup2(handle, 2)
@@ -215,6 +226,13 @@ def _command(words: list[str], log: Path, watch: KillWatch | None) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
+
+
+def _forget_handlers() -> None:
+    """Hear signals as a process does that a shell has started."""
+    for number in SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 def _read(line: str) -> Operation:

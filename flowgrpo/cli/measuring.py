@@ -12,6 +12,7 @@ import typer
 
 from .output import output_file, output_folder, refuse_idle, say
 from .recipe_words import split
+from .stop import ended_by_signals
 
 SEEDS = "0,1,2"
 REPEATS = 3
@@ -55,34 +56,50 @@ def bench(
     """Measure a claim of the documentation again.
 
     `claims` measures the claims of papers that have no result yet, and `race` makes the runs of the race that are
-    missing. `first-run` makes runs as `flowgrpo train` does, one after another, and scores them on test prompts.
+    missing. `first-run` makes runs as `flowgrpo train` does, one after another, and scores them on test prompts. If
+    a seed fails, the others go on, and the exit status is 1. `--out` is written after each seed.
     """
-    import tempfile
+    with ended_by_signals():
+        if name in ("claims", "race"):
+            refuse_idle({"--repeats": repeats != REPEATS}, f"for {name}")
+            _table(name, words or [], out, seeds, scale, results, any_code, budget, report_only)
+            return
+        output_file(out, ".json")
+        idle = {
+            "--scale": scale != 1, "--results": results is not None, "--any-code": any_code, "--budget": budget != 1,
+            "--report-only": report_only, "--repeats": repeats != REPEATS and name != "iteration",
+            "--seeds": seeds != SEEDS and name != "first-run",
+        }  # fmt: skip
+        refuse_idle(idle, f"for {name}")
+        write = partial(_write, out)
+        write(_figures(name, words, seeds, repeats, write))
 
-    from ..configs.load import load_image_recipe, load_recipe
 
-    if name in ("claims", "race"):
-        from ..bench.claims import trainings
-        from ..bench.claims.gather import claims, settings_of
-        from ..bench.claims.results import default_results, refuse_settled
-        from ..bench.race import race_runs
-        from ..bench.race.race_report import race
+def _table(
+    name: str, words: list[str], out: Path | None, seeds: str, scale: float, results: Path | None, any_code: bool,
+    budget: float, report_only: bool,
+) -> None:  # fmt: skip
+    """Measure what the claims or the race lack, and write their report."""
+    from ..bench.claims import trainings
+    from ..bench.claims.gather import claims, settings_of
+    from ..bench.claims.results import default_results, refuse_settled
+    from ..bench.race import race_runs
+    from ..bench.race.race_report import race
 
-        results = results or default_results(name)
-        refuse_idle({"--repeats": repeats != REPEATS}, f"for {name}")
-        output_folder(results)
-        output_folder(out)
-        settings, methods = settings_of(results, words or [], seeds, scale, any_code, budget)
-        measure, settled = (claims, trainings.SETTLED) if name == "claims" else (race, race_runs.SETTLED)
-        refuse_settled(name, settings.overrides, settled)
-        return measure(settings, methods, out or results / "report", say, report_only)
-    output_file(out, ".json")
-    idle = {
-        "--scale": scale != 1, "--results": results is not None, "--any-code": any_code, "--budget": budget != 1,
-        "--report-only": report_only, "--repeats": repeats != REPEATS and name != "iteration",
-        "--seeds": seeds != SEEDS and name != "first-run",
-    }  # fmt: skip
-    refuse_idle(idle, f"for {name}")
+    results = results or default_results(name)
+    output_folder(results)
+    output_folder(out)
+    settings, methods = settings_of(results, words, seeds, scale, any_code, budget)
+    measure, settled = (claims, trainings.SETTLED) if name == "claims" else (race, race_runs.SETTLED)
+    refuse_settled(name, settings.overrides, settled)
+    measure(settings, methods, out or results / "report", say, report_only)
+
+
+def _figures(
+    name: str, words: list[str] | None, seeds: str, repeats: int, write: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
+    """The figures of a measurement that is neither of claims nor a race; `write` is called with figures so far."""
+    from ..bench.children import workplace
     from ..bench.claims.gather import seeds_of
     from ..bench.first_run import first_run
     from ..bench.kills import kills
@@ -91,29 +108,30 @@ def bench(
     from ..bench.overhead import overhead
     from ..bench.signal import signal
     from ..bench.text_measures import TEXT_MEASUREMENTS
+    from ..configs.load import load_image_recipe, load_recipe
 
     measurements: dict[str, Callable[..., dict[str, Any]]] = {
-        "first-run": partial(first_run, seeds=seeds_of(seeds)), **MEASUREMENTS, "kills": kills, "overhead": overhead,
-        "iteration": partial(iteration, repeats=repeats), "signal": signal,
+        "first-run": partial(first_run, seeds=seeds_of(seeds), write=write), **MEASUREMENTS, "kills": kills,
+        "overhead": overhead, "iteration": partial(iteration, repeats=repeats), "signal": signal,
     }  # fmt: skip
     if name in TEXT_MEASUREMENTS:
         if words:
             raise ValueError(f"{name} takes no recipe; it measures a model of its own")
-        figures = TEXT_MEASUREMENTS[name](say)
-    elif name in measurements:
-        source, overrides = split(words)
-        measured = "default" if name == "first-run" else MEASURED
-        with tempfile.TemporaryDirectory() as folder:
-            recipe = (load_recipe if name in ("kills", "iteration") else load_image_recipe)(
-                source or measured, overrides
-            )
-            figures = measurements[name](recipe, Path(folder) / "run", say)
-    else:
+        return TEXT_MEASUREMENTS[name](say)
+    if name not in measurements:
         raise ValueError(
             f"no measurement {name!r}; use one of {', '.join([*measurements, *TEXT_MEASUREMENTS, 'claims', 'race'])}"
         )
-    if out is not None:
-        from ..training.folder.run_folder import write_text
+    source, overrides = split(words)
+    load = load_recipe if name in ("kills", "iteration") else load_image_recipe
+    recipe = load(source or ("default" if name == "first-run" else MEASURED), overrides)
+    with workplace(name) as folder:
+        return measurements[name](recipe, folder / "run", say)
 
+
+def _write(out: Path | None, figures: dict[str, Any]) -> None:
+    from ..training.folder.files import write_text
+
+    if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_text(out, json.dumps(figures, indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""How `train` and `resume` end after a signal or on a full disk: they say how to go on."""
+"""How commands end after a signal, and `train` and `resume` on a full disk: these two say how to go on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.console import Console
 from .output import is_first, say
 
 if TYPE_CHECKING:
-    from ..training.stopping import Stop
+    from ..training.stopping import Stop, Stopped
 
 
 @contextmanager
@@ -33,16 +33,35 @@ def stoppable(run: Path) -> Iterator[Stop]:
         with stop.listening():
             yield stop
     except Stopped as stopped:
-        # The terminal may be gone.
-        with suppress(OSError):
-            told = f"{stopped}; {_onward(run)}{_look_at(run)}"
-            Console(stderr=True).print(told, highlight=False, markup=False, soft_wrap=True)
-        # typer's own exit: `sys.exit` within a command counts as a failure.
-        raise typer.Exit(128 + stopped.number) from None
+        raise _exit_of(stopped, f"; {_onward(run)}{_look_at(run)}") from None
     except OSError as error:
         if error.errno not in FULL:
             raise
         raise ValueError(f"{explained(error)}; then: {_onward(run)}") from error
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """End the command of the block after a signal as after an error, so that it ends what it started.
+
+    The exit status is then 128 plus the number of the signal.
+    """
+    from ..training.stopping import Stop, Stopped
+
+    try:
+        with Stop().listening():
+            yield
+    except Stopped as stopped:
+        raise _exit_of(stopped) from None
+
+
+def _exit_of(stopped: Stopped, onward: str = "") -> typer.Exit:
+    """Say which signal ended a command; returns the exit to raise."""
+    # The terminal may be gone.
+    with suppress(OSError):
+        Console(stderr=True).print(f"{stopped}{onward}", highlight=False, markup=False, soft_wrap=True)
+    # typer's own exit: `sys.exit` within a command counts as a failure.
+    return typer.Exit(128 + stopped.number)
 
 
 def _look_at(run: Path) -> str:
