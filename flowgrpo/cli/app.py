@@ -80,13 +80,22 @@ def _version(asked: bool) -> None:
         raise typer.Exit()
 
 
+ALONE = ("adapter", "build", "convert", "export", "gallery", "pipelines", "push", "rewards")
+"""Commands that write what several processes would write twice."""
+
+
 @app.callback()
 def flowgrpo(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the versions and end.")
     ] = False,
 ) -> None:
     """Align image and video generators, and language models, with rewards."""
+    # A cluster may set the number of processes alone, for a command that no launcher starts.
+    several = "LOCAL_RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
+    if several and (name := context.invoked_subcommand) in ALONE:
+        raise ValueError(f"`flowgrpo {name}` takes one process, and a launcher started several; start it by itself")
 
 
 def _new_run_name(name: str) -> Path:

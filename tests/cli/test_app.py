@@ -228,6 +228,18 @@ def test_training_stops_before_anything_is_made_when_a_file_is_missing(command: 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_writes_alone_is_not_started_by_a_launcher(command: Command, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert command("rewards")[0] == 0  # some clusters say this much
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    status, _, errors = command("rewards", "score", "jpeg_compressibility", "--samples", "x")
+    assert status == 1
+    assert "`flowgrpo rewards` takes one process, and a launcher started several; start it by itself" in errors
+    assert command("recipes")[0] == 0
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert command("rewards")[0] == 0
+
+
 def test_a_file_where_a_folder_belongs_is_no_traceback(command: Command, tmp_path: Path):
     (tmp_path / "file").write_text("mine")
     refused(command("resume", "file"))
