@@ -150,14 +150,17 @@ def sample(
     overrides = [*(settings or []), *(f"{key}={value}" for key, value in keys.items() if value is not None)]
     if kind == "images":
         from ..inference.inference import sample_images
+        from ..training.distributed.processes import part
 
         sample_images(
             model, _plain(rows), out, seed=seed, count=count, noise=noise, overrides=overrides, base=base,
             checkpoint=checkpoint, lora_scale=lora_scale, animation=animation, fps=fps, rows=rows,
             source=None if file is None else str(file), own_sizes=height is None and width is None, say=_say_first,
         )  # fmt: skip
+        part()
         return
     from ..inference.text_inference import sample_texts
+    from ..training.distributed.processes import part
 
     def made(numbers: Sequence[int], part: Sequence[PromptRow], found: Completions | UnmaskedTexts) -> None:
         _show(numbers, part, found, seed)
@@ -167,6 +170,7 @@ def sample(
         checkpoint=checkpoint, masked=kind == "masked", source=None if file is None else str(file), made=made,
     )  # fmt: skip
     _say_first(f"written to {index}")
+    part()
 
 
 class SampleCommand(HintedCommand):
@@ -354,6 +358,7 @@ def evaluate(
     source, overrides = split(words)
     from ..inference.inference import evaluate_model
     from ..inference.opening import evaluation_recipe
+    from ..training.distributed.processes import part
 
     trust_run(trust, [Path(model)], {str(Path(model) / "config.yaml"): source is None, source: True})
     recipe = evaluation_recipe(model, source, overrides)
@@ -363,3 +368,4 @@ def evaluate(
         _say_first(line)
     if out is not None:
         _say_first(f"written to {out / 'index.jsonl'}")
+    part()

@@ -285,6 +285,14 @@ class Threads:
         return [found[rank] for rank in range(self.count)]
 
 
+def test_processes_wait_longer_for_each_other_than_the_backend_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them may write weights of many gigabytes, or ask a slow reward."""
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(processes, "PartialState", lambda **given: asked.update(given))
+    processes.launched()
+    assert asked["timeout"] > 2 * torch.distributed.default_pg_timeout
+
+
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
 @pytest.mark.parametrize(("total", "updates"), [(5, 1), (5, 3), (8, 2), (12, 5), (7, 7)])
 def test_shares_are_even_and_parts_are_the_same_for_any_number(count: int, total: int, updates: int) -> None:

@@ -22,6 +22,10 @@ from ...weights.pieces import is_cut
 
 T = TypeVar("T")
 
+PATIENCE = timedelta(hours=2)
+"""How long a process waits for the others. One of them may write large weights, or ask a slow reward.
+
+NCCL's own limit is ten minutes. Nobody waits for a process that fails, see `ended_together`."""
 POLL_SECONDS = 1.0
 FAREWELL_SECONDS = 20.0
 _FAILED, _ENDED = "flowgrpo/failed", "flowgrpo/ended"
@@ -41,7 +45,13 @@ def launched() -> PartialState:
             "with --use_fsdp --fsdp_version 2 in place of --use_deepspeed, which needs no further package"
         )
     without_cudnn_attention()
-    return PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU") or not torch.accelerator.is_available())
+    cpu = parse_flag_from_env("ACCELERATE_USE_CPU") or not torch.accelerator.is_available()
+    return PartialState(cpu=cpu, timeout=PATIENCE)
+
+
+def part() -> None:
+    """Leave the other processes, at the end of a command. Every process must call it."""
+    launched().destroy_process_group()
 
 
 class Processes:
