@@ -72,7 +72,13 @@ def bench(
         }  # fmt: skip
         refuse_idle(idle, f"for {name}")
         write = partial(_write, out)
-        write(_figures(name, words, seeds, repeats, write))
+        figures = _figures(name, words, seeds, repeats, write)
+        write(figures)
+        if name == "kills" and (failed := figures["failed"]):
+            raise ValueError(
+                f"{len(failed)} of {sum(figures['cases'].values())} cases failed. The first one is {failed[0]['how']} "
+                f"at {failed[0]['operation']}: {failed[0]['fault']}"
+            )
 
 
 def _table(

@@ -1,5 +1,6 @@
 """Processes that a measurement starts end with it, and a failure is told with its cause and what it left."""
 
+import json
 import os
 import signal
 import sys
@@ -15,6 +16,7 @@ from flowgrpo.bench import kills, measures
 from flowgrpo.bench.children import ChildFailed, refuse_failure, started, workplace
 from flowgrpo.cli.app import app
 from flowgrpo.configs.schema import Recipe
+from tests.conftest import Command
 
 WAITING = [sys.executable, "-c", "import signal; signal.pause()"]
 DEAF = [
@@ -117,3 +119,17 @@ def test_a_signal_ends_a_forked_process_too(tmp_path: Path, monkeypatch: pytest.
         kills._forked(["train"], tmp_path / "log", None)
     with pytest.raises(ProcessLookupError):
         os.kill(forked[0], 0)
+
+
+def test_failed_cases_of_kills_are_a_failure_of_the_command(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fault = {"how": "kill", "operation": "rename metrics.jsonl", "fault": "other bits"}
+    figures = {"operations": {"rename": 2}, "cases": {"kill": 1, "raise": 1}, "failed": [fault]}
+    monkeypatch.setattr("flowgrpo.bench.kills.kills", lambda *given: figures)
+    status, _, errors = command("bench", "kills", "--out", str(tmp_path / "kills.json"))
+    assert status == 1
+    assert "1 of 2 cases failed. The first one is kill at rename metrics.jsonl: other bits" in " ".join(errors.split())
+    assert json.loads((tmp_path / "kills.json").read_text()) == figures
+    figures["failed"] = []
+    assert command("bench", "kills")[0] == 0
