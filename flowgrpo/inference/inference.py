@@ -273,8 +273,9 @@ def evaluate_model(
     scores, experience = UNSCORED, None
     if own:
         numbered = [place * count + seed for place in places for seed in range(count)]
-        experience = _evaluated(model, recipe, own, source, base, checkpoint, kept, numbered, say)
-        say(f"scoring {len(own) * count} samples")
+        whose = "" if processes.count == 1 else f" of process {processes.rank}"
+        experience = _evaluated(model, recipe, own, source, base, checkpoint, kept, numbered, whose, say)
+        say(f"scoring {len(own) * count} samples{whose}")
         try:
             scores = rewards.score(*asked(own, experience))
         except RewardError:
@@ -301,14 +302,16 @@ def _evaluated(
     checkpoint: str | None,
     kept: KeptSamples | None,
     numbered: Sequence[int],
+    whose: str,
     say: Say,
 ) -> Any:
     """The samples of an evaluation, of the prompts of this process; `kept` gets them as they are made.
 
-    `numbered` has the number of each sample, prompt by prompt, among the samples of all processes.
+    `numbered` has the number of each sample, prompt by prompt, among the samples of all processes. `whose` says of
+    which process the samples are.
     """
     keys = [evaluation_key(row) for row in rows]
-    seen = progress(len(numbered), say)
+    seen = progress(len(numbered), say, whose)
     if not isinstance(recipe, Recipe):
         say(how_text(recipe))
         task: Any = text_task(model, recipe, base=base, checkpoint=checkpoint)
@@ -340,8 +343,14 @@ def _evaluated(
     return evaluator.evaluation(rows, keys, Clock(CPU, FlowTask.clock_parts), made)
 
 
-def progress(total: int, say: Say) -> Callable[[int], None]:
-    """A function that reports how many samples are done: at the first call, every few seconds, and for the last."""
+def progress(total: int, say: Say, whose: str = "") -> Callable[[int], None]:
+    """A function that reports how many samples are done: at the first call, every few seconds, and for the last.
+
+    Args:
+        total: number of samples.
+        say: called with the lines.
+        whose: words that follow the number of samples.
+    """
     began = time.perf_counter()
     said = began - EVERY_SECONDS
 
@@ -350,7 +359,7 @@ def progress(total: int, say: Say) -> Callable[[int], None]:
         now = time.perf_counter()
         if count >= total or now - said >= EVERY_SECONDS:
             said = now
-            say(f"{count} of {total} samples, {now - began:.0f} s")
+            say(f"{count} of {total} samples{whose}, {now - began:.0f} s")
 
     return seen
 

@@ -58,6 +58,7 @@ def test_an_evaluation_of_images_is_shared(prompts: Path, tmp_path: Path) -> Non
     words = ["evaluate", "scenes", "flow_grpo", *told, *SMALL, "--trust"]
     [alone], [first, second] = printed(words, tmp_path, 1), printed(words, tmp_path, 2)
     assert "scenes, on 2 processes: 3 prompts of " in first
+    assert "4 of 4 samples of process 0, " in first
     assert "(6 images)" in first
     assert first.splitlines()[-2] == alone.splitlines()[-2]
     assert second == ""
