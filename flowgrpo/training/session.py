@@ -120,7 +120,7 @@ class Session:
         self.accelerator = Accelerator(log_with=trackers, project_dir=run.path if run else None)
         check_ranks(recipe, self.accelerator.num_processes)
         if trackers:
-            self.accelerator.init_trackers("flowgrpo", config={"recipe": recipe.name})
+            self.accelerator.init_trackers("flowgrpo", {"recipe": recipe.name}, {"tensorboard": _repeated(run)})
         device = self.accelerator.device
         self.notes += notes_on_format(recipe.model.dtype, device)
         shard = sharding_of(recipe, self.accelerator)
@@ -155,6 +155,12 @@ class Session:
             self.recipe, self.task, self.rewards, self.evaluation, self.data, self.run, self.accelerator, reporter,
             self.extensions, stop,
         )  # fmt: skip
+
+
+def _repeated(run: RunFolder | None) -> dict[str, int]:
+    """The option with which TensorBoard drops what a resumed run writes once more."""
+    done = [] if run is None else run.list_checkpoints()
+    return {"purge_step": int(done[-1].name.removeprefix("iter-"))} if done else {}
 
 
 def lora_spec(config: LoraConfig) -> LoraSpec:

@@ -1,5 +1,6 @@
 """Samples reach the trackers of accelerate, images as images and completions as text."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ import torch
 
 from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
+from flowgrpo.training.folder.run_folder import RunFolder
 from flowgrpo.training.reporting.own_metrics import own_metrics
 from flowgrpo.training.reporting.records import SHOWN, track_samples
-from flowgrpo.training.session import start
+from flowgrpo.training.session import Session, start
 
 
 class Recording:
@@ -105,6 +107,26 @@ def test_tensorboard_has_samples(task: str, tmp_path: Path, small: list[str], ra
     ]
     assert evaluations, "no evaluation"
     assert all(steps == [0, 1] for steps in evaluations), "the last evaluation is missing"
+
+
+@pytest.mark.slow
+def test_tensorboard_has_each_iteration_of_a_resumed_run_once(tmp_path: Path, small: list[str]) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    words = [*small, "run.trackers=[tensorboard]", "run.checkpoint_every=2"]
+    folder = tmp_path / "run"
+    start(load_recipe("mixgrpo_flash_guard", [*words, "run.iterations=3"]), folder).trainer(Silent()).train()
+    shutil.rmtree(folder / "checkpoints" / "iter-000003")
+    session = Session(load_recipe("mixgrpo_flash_guard", words), RunFolder.open(folder))
+    trainer = session.trainer(Silent())
+    trainer.resume()
+    trainer.train()
+    [events] = {path.parent for path in folder.rglob("events.out.tfevents.*") if not path.parent.name[0].isdigit()}
+    found = EventAccumulator(str(events)).Reload()
+    for tag in found.Tags()["scalars"]:
+        steps = [event.step for event in found.Scalars(tag)]
+        assert steps == sorted(set(steps)), tag
+    assert [event.step for event in found.Scalars("reward/total")] == [0, 1, 2, 3]
 
 
 def test_metrics_of_a_part_are_numbers_and_have_names_of_their_own() -> None:
