@@ -86,7 +86,7 @@ def load_recipe(source: str | Path | None = None, overrides: Iterable[str] = (),
 def _of_another_world(source: str, overrides: Iterable[str], data: Mapping[str, Any]) -> bool:
     """Whether a recipe would evaluate its own model, trained on its own prompts, on prompts of an embedded world.
 
-    Nobody has asked for this if the held-out prompts are those of the recipe on which it builds.
+    Nobody has asked for this if the held-out prompts come from the recipe below.
     """
     model, prompts = data.get("model"), data.get("data")
     if not (isinstance(model, Mapping) and isinstance(prompts, Mapping)):

@@ -47,7 +47,7 @@ def load_frames(path: Path, frames: int) -> Tensor:
 
 
 def check_depth(path: Path, picture: Image) -> None:
-    """Raise ValueError if a picture, of which only the header need be read, has more than 8 bits for each colour."""
+    """Raise ValueError if a picture has more than 8 bits for each colour; only its header need be read."""
     if picture.mode.startswith(("I", "F")):
         raise ValueError(f"{path} has pixels of mode {picture.mode}; save it with 8 bits for each colour")
 

@@ -237,8 +237,8 @@ def noised_levels(recipe: Recipe) -> tuple[int, int]:
 def kept_predictions(recipe: Recipe) -> float:
     """How many predictions of each image a loss of the forward process keeps until it trains them.
 
-    A policy that lags behind, or several updates, keep those of the sampling policy. A part that compares with the
-    reference keeps those of the reference, for one update at a time.
+    If the sampling policy lags behind or there are several updates, the predictions of the sampling policy are kept. If
+    a part compares with the reference, the predictions of the reference are kept too, for one update at a time.
     """
     if trained(recipe) != "images":
         return 0.0

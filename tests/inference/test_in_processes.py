@@ -43,7 +43,7 @@ def assert_alike(folder: Path, one: int, other: int) -> None:
 
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:
-    """Three prompts, of which only the last one has a column that a reward takes."""
+    """Three prompts. Only the last one has a column that a reward takes."""
     (tmp_path / "reward.py").write_text(
         "def bright(images, prompts, extra, **columns):\n"
         "    return [float(image.mean()) + (e is not None) for image, e in zip(images, extra)]\n"
