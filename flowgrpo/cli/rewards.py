@@ -208,7 +208,6 @@ def compare_rewards_command(
     from ..kit.agreement import agreement_with, as_json, notes_on
     from ..kit.compare import compare_rewards
     from ..kit.entries import parse_reward
-    from ..votes.file import votes_file
 
     output_file(json, ".json")
     if (samples is None) == (votes is None):
@@ -217,7 +216,6 @@ def compare_rewards_command(
     if votes is not None:
         refuse_without({"--metadata": metadata is not None, "--most": most != DIFFERENT}, "--samples")
         _quiet()
-        votes = votes_file(votes)
         agreements = agreement_with(specs, votes)
         for agreement in agreements:
             say(agreement.text())

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..rewards.base import RewardSpec
+from ..votes.file import votes_file
 from ..votes.interval import wilson
 from ..votes.preferences import Preference, read_preferences, unreadable_note
 from .folder import LabelledPicture, materials, picture_of
@@ -69,11 +70,16 @@ def agreement_with(specs: Sequence[RewardSpec], votes: Path) -> list[Agreement]:
     The reward gets a prompt's columns from the votes. In files of earlier versions all values are text; there a value
     that is valid JSON is decoded.
 
+    Args:
+        specs: the rewards.
+        votes: the file of votes, or a folder of a run with `votes.jsonl`.
+
     Raises:
         ValueError: see `read_votes`; the file holds no decided pair; an image is missing, or is not the one that was
             voted on; or a reward cannot be made, or fails.
         MissingDependency: a reward needs a package that is not installed.
     """
+    votes = votes_file(votes)
     preferences = read_preferences(votes)
     if not preferences:
         fault = "holds no decided pair" if votes.exists() else "does not exist"

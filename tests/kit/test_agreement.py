@@ -160,6 +160,8 @@ def test_the_command(tmp_path: Path, source: Path) -> None:
     assert (record["right"], record["share"]) == (1, 1.0)
     folder = CliRunner().invoke(app, ["rewards", "compare", f"{source}:red", "--votes", str(tmp_path)])
     assert "agrees on 100% of 1 pairs" in folder.output
+    [same] = agreement_with([RewardSpec(f"{source}:red")], tmp_path)
+    assert same.record() == record
     both = CliRunner().invoke(app, ["rewards", "compare", "gold"])
     assert "give --samples, a run or a folder of pictures, or --votes" in str(both.exception)
 
