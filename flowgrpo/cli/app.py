@@ -24,6 +24,7 @@ from .gallery import gallery
 from .measuring import bench
 from .openmp import few_threads, sleep_soon
 from .output import console, is_first, output_folder, say, timed_report
+from .pairs import pairs
 from .parts import parts
 from .pipelines import pipelines_app
 from .plan import plan, recipes
@@ -67,6 +68,7 @@ app.add_typer(rewards_app, name="rewards")
 app.add_typer(pipelines_app, name="pipelines")
 app.command()(gallery)
 app.command()(adapter)
+app.command()(pairs)
 app.command()(parts)
 app.command()(convert)
 
@@ -80,7 +82,7 @@ def _version(asked: bool) -> None:
         raise typer.Exit()
 
 
-ALONE = ("adapter", "build", "convert", "export", "gallery", "pipelines", "push", "rewards")
+ALONE = ("adapter", "build", "convert", "export", "gallery", "pairs", "pipelines", "push", "rewards")
 """Commands that write what several processes would write twice."""
 
 

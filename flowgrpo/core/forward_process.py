@@ -191,14 +191,52 @@ def flow_dpo(rows: Noised, *, beta: Positive = 100.0) -> tuple[Tensor, Tensor]:
         ValueError: If the reference's prediction is missing.
     """
     gap = rows.error(rows.velocity) - _reference_error(rows, "flow_dpo")
-    index, count = group_index(rows.group, len(gap), gap.device)
-    advantage = rows.advantage.to(gap)
+    best, worst, differ = _extremes(rows, gap)
+    loss = -torch.nn.functional.logsigmoid(-0.5 * beta * (gap[best] - gap[worst])) * differ
+    halves = torch.zeros_like(gap).index_add(0, torch.cat([best, worst]), 0.5 * torch.cat([loss, loss]))
+    return halves, torch.zeros_like(gap).detach()
+
+
+@no_ratio
+def matching(rows: Noised) -> tuple[Tensor, Tensor]:
+    """Flow matching on the images themselves: supervised fine-tuning, the same for good and bad images.
+
+    The loss is the mean squared error of the velocity (Flow Matching, 2210.02747, with straight paths). Advantages have
+    no effect. With images of a rollout, a selection such as `{name: best, keep: 1}` says which images are learned
+    (RAFT, 2304.06767).
+
+    Args:
+        rows: images at one noise level.
+
+    Returns:
+        Loss [N] with gradient, and log ratios [N], all 0.
+    """
+    error = rows.error(rows.velocity)
+    return error, torch.zeros_like(error).detach()
+
+
+def preferred(rows: Noised) -> Tensor:
+    """[G] whether the policy prefers the best image of each group to the worst, as it should: 1, 0, or 0.5 if neither.
+
+    A policy prefers the image whose error it has lowered more, compared with the reference. This is the sign of the
+    implicit reward of DPO. Groups of equal advantages are left out.
+
+    Args:
+        rows: images at one noise level, with the reference's prediction.
+    """
+    gap = rows.error(rows.velocity).detach() - _reference_error(rows, "preferred")
+    best, worst, differ = _extremes(rows, gap)
+    return ((gap[worst] - gap[best]).sign() / 2.0 + 0.5)[differ]
+
+
+def _extremes(rows: Noised, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """For each group, the trained images with the largest and the smallest advantage, and whether these differ."""
+    index, count = group_index(rows.group, len(like), like.device)
+    advantage = rows.advantage.to(like)
     left_out = torch.zeros_like(index, dtype=torch.bool) if rows.kept is None else ~rows.kept
     best = arg_extreme(advantage.masked_fill(left_out, -torch.inf), index, count, 1.0)
     worst = arg_extreme(advantage.masked_fill(left_out, torch.inf), index, count, -1.0)
-    margin = -0.5 * beta * (gap[best] - gap[worst])
-    loss = -torch.nn.functional.logsigmoid(margin) * (advantage[best] > advantage[worst])
-    return torch.zeros_like(gap).index_add(0, torch.cat([best, worst]), 0.5 * torch.cat([loss, loss])), 0 * advantage
+    return best, worst, advantage[best] > advantage[worst]
 
 
 def arg_extreme(values: Tensor, index: Tensor, count: int, sign: float) -> Tensor:
@@ -220,5 +258,6 @@ FORWARD: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
     "awm": awm,
     "dgpo": dgpo,
     "flow_dpo": flow_dpo,
+    "matching": matching,
 }
 """`loss(rows, *, ...) -> (loss [N] with gradient, log ratios [N])`, by the names that recipes use."""

@@ -112,6 +112,18 @@ def write_new(path: Path, write: Callable[[Path], object]) -> Path:
     return path
 
 
+def copy_by_content(image: Path, sha256: str, folder: Path) -> str:
+    """Copy an image into `images/` of a folder, unless a copy is there; returns its path within the folder.
+
+    The name comes from the content, so an image of many rows is copied once, and no name hints at what was chosen.
+    """
+    name = f"images/{sha256[:32]}{image.suffix.lower()}"
+    (folder / "images").mkdir(exist_ok=True)
+    if not (folder / name).exists():
+        shutil.copyfile(image, folder / name)
+    return name
+
+
 def copy_file(source: Path, path: Path) -> None:
     """Copy an image, unless the last build left a copy of equal size and time."""
     kept, fresh = path.stat() if path.is_file() else None, source.stat()

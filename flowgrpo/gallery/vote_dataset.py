@@ -8,7 +8,7 @@ from typing import Any
 
 from ..votes.preferences import Preference, read_preferences, unreadable_note
 from .build import read_runs
-from .page_files import write_new
+from .page_files import copy_by_content, write_new
 from .vote_pairs import folder_of
 
 
@@ -67,12 +67,7 @@ def _row(one: Preference, folder: Path, columns: Sequence[str], videos: bool) ->
     assert sides is not None
     for word, sample, side in zip(("chosen", "rejected"), one[1:3], sides):
         if isinstance(sample, Path):
-            # The name comes from the content, so an image of many pairs is copied once, and no name hints at a split.
-            name = f"images/{side.sha256[:32]}{sample.suffix.lower()}"
-            (folder / "images").mkdir(exist_ok=True)
-            if not (folder / name).exists():
-                shutil.copyfile(sample, folder / name)
-            row[f"{word}_file_name"] = name
+            row[f"{word}_file_name"] = copy_by_content(sample, side.sha256, folder)
             row |= {f"{word}_frames": side.frames or 1} if videos else {}
         else:
             row[word] = sample

@@ -14,12 +14,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from ..weights.borrowing import replaced
 from .arguments import refuse_other_size
 from .callers import IN_STEP_LAYOUT, OWN_TABLE, VARIANTS, StateCaller, stacked
 from .capture import PipelineCall, company, kin, stopping_at_denoiser
+from .latents import LatentMap, encode, find_map, fitted
 from .noise_prediction import state_norm
 from .recorder import LoopStopped, Recorder, Schedule, is_flow_table
 from .selfcheck import exact_decoder, exact_variant, require_dependence, rollout
@@ -87,6 +89,7 @@ class Denoiser:
         self.variant = variant
         self._requested = variant
         self._decoder: str | None = None
+        self._latents: LatentMap | None = None
         self._example = example
         self._recorder = Recorder(pipe.scheduler)
         self._replay = StateCaller(PipelineCall(pipe, call), self._recorder, num_steps)
@@ -202,6 +205,40 @@ class Denoiser:
             return images
 
         return self._by_kin(decode, x.to(self.probe.dtype), prompts)
+
+    @torch.no_grad()
+    def encode(
+        self, pictures: Sequence[Image.Image], prompts: Sequence[str], device: torch.device | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The final states of given pictures, and the pictures as the rewards see them.
+
+        A picture is scaled until it covers the size of the pipeline's images, and cut to the size around its middle.
+
+        Args:
+            pictures: N pictures in RGB, of any size.
+            prompts: N texts.
+            device: on which the pipeline computes; by default the CPU.
+
+        Returns:
+            [N, *latent_shape] in the dtype of the loop's state, on the device; and float32 images [N, 3, H, W] in
+            [0, 1], on the CPU.
+
+        Raises:
+            PipelineError: the way from a picture to a state cannot be found for this pipeline; see `latents`.
+        """
+        if self._latents is None:
+            if self._decoder is None:
+                self.self_check(prompts[:2])
+            decoder, one = str(self._decoder), prompts[:1]
+
+            def decode(x: Tensor) -> Any:
+                found = self._replay.decode(decoder, x.to(device), self._own, one)
+                return None if found is None else stacked(found)
+
+            self._latents = find_map(self.pipe, self.probe.latent_shape, self.probe.dtype, decode)
+        size = self._latents.height, self._latents.width
+        images = torch.stack([fitted(picture, *size) for picture in pictures])
+        return encode(self.pipe, self._latents, images.to(device)).to(self.probe.dtype), images
 
     @property
     def initial_std(self) -> float:

@@ -80,8 +80,11 @@ class Experience:
         """None: images are not cut into parts."""
 
     def given(self) -> dict[str, list[Any]]:
-        """Nothing: rewards get the images, and the columns of the prompts."""
-        return {}
+        """Of given images, the place of each among the images of its prompt and their number; else nothing."""
+        if not self.plan.given:
+            return {}
+        places = self.rollout.root[self.rollout.leaf].tolist()
+        return {"given_place": places, "given_places": [self.plan.roots] * len(places)}
 
     def record(self) -> dict[str, float]:
         """The number of states that the denoiser evaluated."""
@@ -99,12 +102,13 @@ class Experience:
         """For each of L leaves: `path`, the [step, child] of every branching above it, and `noise`, the root's seed.
 
         There is no `noise` if the initial noises of a prompt share a part, because then no single seed gives them.
+        Given images have no `noise` either.
         """
         rollout, parents = self.rollout, self.rollout.parent.tolist()
         children: dict[int, list[int]] = {}
         for node, parent in enumerate(parents):
             children.setdefault(parent, []).append(node)
-        own = self.plan.root_spread is None and bool(self.keys)
+        own = self.plan.root_spread is None and bool(self.keys) and not self.plan.given
         found = []
         for node in rollout.leaf.tolist():
             prompt, root = int(rollout.prompt[node]), int(rollout.root[node])

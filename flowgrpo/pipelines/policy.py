@@ -10,12 +10,23 @@ from functools import partial
 from typing import Literal
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from ..samplers.kernels import Coefficients, guard_weight, jacobian, log_ratio, row_mean, step
 from ..samplers.plans import Plan
 from ..samplers.rollout import Guide, RolloutRunner
-from ..samplers.transitions import ReplayedEdges, Rollout, Transitions, Velocity, brought, replay, to_host
+from ..samplers.transitions import (
+    ReplayedEdges,
+    Rollout,
+    Transitions,
+    Velocity,
+    brought,
+    concatenated,
+    given_rollout,
+    replay,
+    to_host,
+)
 from ..weights.trained import TrainedWeights
 from .denoiser import Denoiser
 from .experience import Experience, part_bounds
@@ -138,6 +149,32 @@ class FlowPolicy:
         )  # fmt: skip
         encode_ahead(self.denoiser.pipe, prompts[chosen])
         return runner.run(keys[chosen], chosen.start, noises)
+
+    def given(
+        self, pictures: Sequence[Sequence[Image.Image]], prompts: Sequence[str], plan: Plan, chunk: slice
+    ) -> tuple[Rollout, Tensor]:
+        """Given pictures as a rollout without steps, and as the images that rewards see, on the CPU.
+
+        Args:
+            pictures: of each prompt of the chunk, as many as the plan has roots.
+            prompts: all prompts.
+            plan: whose images are given.
+            chunk: the range of prompts.
+
+        Raises:
+            PipelineError: see `Denoiser.encode`.
+        """
+        self.bind(plan)
+        owners = [p for p in range(*chunk.indices(len(prompts))) for _ in range(plan.roots)]
+        everything, size = [picture for own in pictures for picture in own], self.decode_batch
+        states, images = [], []
+        with offload_of(self.denoiser.pipe).needed("vae", when_called=True):
+            for k in range(0, len(owners), size):
+                texts = [prompts[p] for p in owners[k : k + size]]
+                x, shown = self.denoiser.encode(everything[k : k + size], texts, self.device)
+                states.append(x if self.store is None else self.store(x))
+                images.append(shown)
+        return given_rollout(owners, plan.roots, plan.num_steps, concatenated(states)), torch.cat(images)
 
     def bind(self, plan: Plan) -> None:
         """Bind the denoiser to a plan's noise levels."""

@@ -52,9 +52,14 @@ __all__ = [
 
 T = TypeVar("T")
 RESERVED = ("images", "completions", "prompts", "groups")
-FROM_RUN = ("completion_ids", "truncated")
+OF_TEXT = ("completion_ids", "truncated")
 """Columns that a run of text adds to the columns of the prompts: the token ids of each completion, and whether it was
-cut at the longest length. They are given to a reward that names them, and not to one that takes any column."""
+cut at the longest length."""
+OF_GIVEN = ("given_place", "given_places")
+"""Columns that a run on given images adds: the place of an image among the images of its prompt, 0 for the best, and
+their number."""
+FROM_RUN = (*OF_TEXT, *OF_GIVEN)
+"""Columns that are given to a reward that names them, and not to one that takes any column."""
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _PACKAGES = {
     "cv2": "opencv-python-headless",

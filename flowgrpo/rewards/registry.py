@@ -36,6 +36,7 @@ BUILTIN: dict[str, str] = {
     "digit_share": "flowgrpo.rewards.text.digit_share:digit_share",
     "equations": "flowgrpo.rewards.text.equations:Equations",
     "geneval": "flowgrpo.rewards.models.geneval:Geneval",
+    "given": "flowgrpo.rewards.given:Given",
     "gold": "flowgrpo.worlds.scenes.gold:Gold",
     "hpsv2": "flowgrpo.rewards.models.hpsv2:HpsV2",
     "hpsv3": "flowgrpo.rewards.models.hpsv3:HpsV3",
@@ -70,7 +71,7 @@ BUILTIN: dict[str, str] = {
     "win_rate": "flowgrpo.rewards.win_rate:WinRate",
 }
 
-LIGHT = frozenset({"answer", "equations", "gold", "majority", "paint", "text_format", "tool_match"})
+LIGHT = frozenset({"answer", "equations", "given", "gold", "majority", "paint", "text_format", "tool_match"})
 """Built-in classes whose constructor reads no weights and asks no server. An instance can be made just to check its
 options."""
 NEEDS = {"math": ("math_verify",), "ocr": ("rapidocr", "onnxruntime")}

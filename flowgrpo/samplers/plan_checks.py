@@ -24,6 +24,8 @@ def check_shape(plan: Plan) -> None:
     ):
         raise ValueError("neighbours are deterministic chains; leave out side branches and stochastic kernels")
     _check_spread("root_spread", plan.root_spread)
+    if plan.given and (plan.samples > 1 or plan.root_spread or any(s.trained or s.side for s in plan.steps)):
+        raise ValueError("given images have no steps and no noises; leave out samples, root_spread, side and trained")
 
 
 def check_step(plan: Plan, i: int) -> tuple[Coefficients, Coefficients | None]:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from ..parts.choice import Choice, Of
-from ..parts.needs import asking, needs, unused
+from ..parts.needs import asking, needs, one_round, unused
 from ..parts.own_code import PartError
 from ..parts.plugins import told
 from ..parts.ranges import Fraction, Several, Spread, Whole
 from ..parts.traits import offering, offers, trained
 from .kernels import Kernel
-from .plans import Plan, branch_plan, ode_plan, spine_plan, window_plan
+from .plans import Plan, branch_plan, given_plan, ode_plan, spine_plan, window_plan
 from .schedules import compress_tail
 from .solvers import Solver
 from .windows import Window, progressive, whole
@@ -258,9 +258,53 @@ def ode(
     return ode_plan(setting.sigmas, samples=setting.group, solver=setting.solver, trained=trained, spread=spread)
 
 
+def _noised_again(recipe: Any, choice: Choice) -> list[str]:
+    faults = []
+    if trained(recipe) != "images":
+        faults.append(
+            f"plan {choice.short} samples nothing, so there are no steps to train, and objective is "
+            f"{recipe.objective.name}; use objective forward"
+        )
+    solver = unused(recipe.sampler, ["solver"], f"plan {choice.short} takes no step")
+    return faults + [f"sampler.{one}" for one in solver]
+
+
+@offers("given")
+@needs(_noised_again, one_round("trains on the images of the data"))
+def given(
+    setting: Setting,
+    iteration: int,
+    *,
+    columns: tuple[str, ...] = ("chosen", "rejected"),
+) -> Plan:
+    """No sampling: the data give the images of each prompt, for losses of the forward process (Diffusion-DPO).
+
+    The rewards score the given images. Reward `given` says how the data rank them. `sampler.steps` is the number of
+    noise levels, of which the objective draws some.
+
+    Args:
+        setting: setting of the run.
+        iteration: counted from 0.
+        columns: Columns of the training prompts that hold the images of a prompt, the best image first. A column holds
+            paths, or the pictures of a data set. In the place of a column NAME there may be a column NAME_file_name
+            with paths.
+
+    Raises:
+        ValueError: if `rollout.group` is not the number of columns, or a column is named twice.
+    """
+    if len(set(columns)) < len(columns) or not columns:
+        raise ValueError(f"sampler.plan.columns is {list(columns)}; name one column or more, each once")
+    if setting.group != len(columns):
+        raise ValueError(
+            f"rollout.group is {setting.group}, and sampler.plan.columns names {len(columns)}: {', '.join(columns)}; "
+            f"write rollout.group: {len(columns)}, or other columns"
+        )
+    return given_plan(setting.sigmas, samples=len(columns))
+
+
 def _draws_noise(recipe: Any, choice: Choice) -> list[str]:
     plan = recipe.sampler.plan
-    if not offering(plan, "noiseless"):
+    if not offering(plan, "noiseless") and not offering(plan, "given"):
         return []
     fault = unused(recipe.sampler, ["kernel"], f"no step of plan {plan.short} draws noise")
     return [f"sampler.{one}" for one in fault]
@@ -269,7 +313,7 @@ def _draws_noise(recipe: Any, choice: Choice) -> list[str]:
 OF_KERNELS = (_draws_noise,)
 """The rules that every kernel has for a recipe."""
 
-PLANS: dict[str, Callable[..., Plan]] = {"window": window, "branch": branch, "spine": spine, "ode": ode}
+PLANS: dict[str, Callable[..., Plan]] = {"window": window, "branch": branch, "spine": spine, "ode": ode, "given": given}
 """Plans, by the names that recipes use."""
 
 

@@ -114,6 +114,8 @@ class Plan:
         root_spread: like `StepPlan.spread`, but for the initial noises of a prompt (Neighbor GRPO's neighbours).
         neighbours: whether the trained edges are deterministic and get their density from the other roots of the
             prompt.
+        given: whether nothing is sampled, because the data give the images: `roots` of them for each prompt. The noise
+            levels are the levels at which a loss of the forward process may noise the images.
 
     Raises:
         ValueError: if the geometry cannot run or cannot be trained. The message says what to write instead.
@@ -126,6 +128,7 @@ class Plan:
     main_leaf: bool = True
     root_spread: float | None = None
     neighbours: bool = False
+    given: bool = False
     _coefficients: tuple[tuple[Coefficients, Coefficients | None], ...] = field(
         init=False, repr=False, compare=False, default=()
     )
@@ -202,6 +205,8 @@ class Plan:
 
     @cached_property
     def _counted(self) -> PlanCounts:
+        if self.given:
+            return PlanCounts(0, 0, self.roots, self.roots, 0, 0, 0, 0, (), self.roots)
         main, evaluations, edges, trained_edges, trained_states, chain = self.roots, 0, 0, 0, 0, 0
         trained_steps: list[int] = []
         stored, kept = 0, False
@@ -422,3 +427,8 @@ def ode_plan(
     chosen = set(_within("trained steps", trained, len(sigmas) - 1))
     steps = tuple(StepPlan(trained=i in chosen, solver=solver) for i in range(len(sigmas) - 1))
     return Plan(tuple(sigmas), steps, roots=samples, root_spread=spread, neighbours=bool(chosen))
+
+
+def given_plan(sigmas: Sequence[float], *, samples: int) -> Plan:
+    """No sampling: the data give `samples` images for each prompt, and a loss noises them to some of these levels."""
+    return Plan(tuple(sigmas), tuple(StepPlan() for _ in range(len(sigmas) - 1)), roots=samples, given=True)

@@ -143,6 +143,23 @@ class Rollout:
         return self.prompt[self.leaf]
 
 
+def given_rollout(prompts: Sequence[int], each: int, steps: int, x: Tensor) -> Rollout:
+    """Images that no step has made, as a rollout: each is a root and a leaf.
+
+    Args:
+        prompts: [L] prompt of each image, ascending.
+        each: number of images of a prompt.
+        steps: denoising steps of the plan.
+        x: [L, ...] final states.
+    """
+    count = len(prompts)
+    none, nothing = torch.zeros(count, dtype=torch.long), torch.zeros(count)
+    return Rollout(
+        parent=none - 1, depth=none + steps, prompt=torch.tensor(prompts), root=torch.arange(count) % each,
+        branch=none, stride=none + 1, log_prob=nothing, leaf=torch.arange(count), x=x, transitions=(), evaluations=0,
+    )  # fmt: skip
+
+
 @dataclass(frozen=True)
 class ReplayedEdges:
     """Trained edges evaluated again, one batch of states of one denoising step.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -47,7 +47,7 @@ def read_prompts(source: str, fetch: bool = True) -> list[PromptRow]:
 
     A data set is a folder that `save_to_disk` has written, a folder like a repository of the hub, or `hub:OWNER/NAME`.
     After a `?`, the source may say more, see `configs.prompt_source`. The embedded sets are `train`, `heldout` and
-    `test` of `scenes` and `arithmetic`, such as `scenes:train`.
+    `test` of `scenes` and `arithmetic`, such as `scenes:train`, and `scenes:pairs`, pairs of images for plan `given`.
 
     All formats but `.txt` need a column `prompt`, or the column that the source names. Without it, one of `OTHER_NAMES`
     is the prompt. Capitals do not matter. The rewards get the other columns by name. A prompt may be a conversation, a
@@ -102,7 +102,9 @@ def prompt_path(source: str) -> Path:
     named = prompt_source(source)
     world, colon, name = named.path.partition(":")
     if colon and world in EMBEDDED:
-        path = Path(str(resources.files(EMBEDDED[world]) / "data" / f"{name}.jsonl"))
+        home = Path(str(resources.files(EMBEDDED[world])))
+        path = home / "data" / f"{name}.jsonl"
+        path = path if path.is_file() else home / name / "metadata.jsonl"
         if not path.is_file():
             raise ValueError(f"no embedded prompt set {source!r}; write {world}:train, {world}:heldout or {world}:test")
         return path
@@ -138,17 +140,55 @@ def with_pictures(rows: Sequence[PromptRow], source: str) -> list[PromptRow]:
         return list(rows)
     stored = rows[0].columns if rows else None
     if isinstance(stored, StoredColumns) and key in stored.table.pictures:
-        folder = _picture_folder(named, source)
-        found = stored_pictures(stored.table, key, [_row_number(row) for row in rows], folder)
-        return [_pictured(row, pictures) for row, pictures in zip(rows, found)]
+        return [_pictured(row, pictures) for row, pictures in zip(rows, _files_in(rows, source, key))]
     if named.image is not None and not any(key in row.columns for row in rows):
         there = stored.table.pictures if isinstance(stored, StoredColumns) else ()
         listed = f"; its columns of pictures are {', '.join(there)}" if there else ""
         raise ValueError(f"{source}: there is no column {key!r:.80}{listed}")
     if not any(row.columns.get(key) for row in rows):
         return list(rows)
-    folder = _picture_folder(named, source)
-    return [_pictured(row, _paths_of(row, key, folder)) for row in rows]
+    return [_pictured(row, pictures) for row, pictures in zip(rows, _files_in(rows, source, key))]
+
+
+def with_given(rows: Sequence[PromptRow], source: str, columns: Sequence[str]) -> list[PromptRow]:
+    """The prompts with the images that stand in the place of samples.
+
+    Args:
+        rows: the prompts.
+        source: their file or data set.
+        columns: the columns that hold the images, one image each, the best first. In the place of a column NAME there
+            may be a column NAME_file_name, as the library `datasets` names the paths of an image folder.
+
+    Raises:
+        ValueError: a column is not there, or a picture is missing or cannot be read. The message names file and line.
+    """
+    stored, found = rows[0].columns if rows else None, []
+    names = {*column_names(rows), *(stored.table.pictures if isinstance(stored, StoredColumns) else ())}
+    for column in columns:
+        key = next((name for name in (column, f"{column}_file_name") if name in names), None)
+        if key is None:
+            raise ValueError(
+                f"{source}: there is no column {column!r:.80} of images (it has {', '.join(sorted(names))[:200]}); "
+                "write the columns that hold the images of a prompt, the best image first, as sampler.plan.columns"
+            )
+        found.append([_alone(row, key, path) for row, path in zip(rows, _files_in(rows, source, key))])
+    return [replace(row, given=pictures) for row, pictures in zip(rows, zip(*found))]
+
+
+def _alone(row: PromptRow, key: str, path: Path | list[Path]) -> Picture:
+    if isinstance(path, list):
+        raise ValueError(f"{row.place}: `{key}` is a list of {len(path)} pictures; write each into a column of its own")
+    picture = Picture(path, row.place)
+    _ = picture.size  # raises for a missing file, before anything is loaded
+    return picture
+
+
+def _files_in(rows: Sequence[PromptRow], source: str, key: str) -> Iterable[Path | list[Path]]:
+    """The files with the pictures of a column; pictures of a data set are written to files."""
+    folder, stored = _picture_folder(prompt_source(source), source), rows[0].columns if rows else None
+    if isinstance(stored, StoredColumns) and key in stored.table.pictures:
+        return stored_pictures(stored.table, key, [_row_number(row) for row in rows], folder)
+    return (_paths_of(row, key, folder) for row in rows)
 
 
 def _row_number(row: PromptRow) -> int:

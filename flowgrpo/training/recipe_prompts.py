@@ -10,9 +10,10 @@ from dataclasses import replace
 from ..configs.prompt_source import HUB, prompt_source
 from ..configs.schema import AnyRecipe, Recipe, TextRecipe
 from ..configs.sections import SPLITS
-from ..rewards.base import FROM_RUN, RESERVED
+from ..parts.traits import offering
+from ..rewards.base import OF_GIVEN, OF_TEXT, RESERVED
 from ..text.picture_marks import PART, marked
-from .data import IMAGE, Data, PromptRow, PromptStream, column_names, read_prompts, templated, with_pictures
+from .data import IMAGE, Data, PromptRow, PromptStream, column_names, read_prompts, templated, with_given, with_pictures
 from .distributed.processes import Processes
 from .prompts.chosen_prompts import evaluated_rows
 from .prompts.hub_sets import pinned
@@ -95,9 +96,11 @@ def picture_column(rows: Sequence[PromptRow], source: str) -> str:
 
 def columns_of_run(recipe: AnyRecipe) -> tuple[str, ...]:
     """The names of the columns that the run itself gives to rewards, see `Collected.given`."""
+    if isinstance(recipe, Recipe) and offering(recipe.sampler.plan, "given"):
+        return OF_GIVEN
     if not isinstance(recipe, TextRecipe):
         return ()
-    return FROM_RUN if recipe.parts is None else (*FROM_RUN, "parts")
+    return OF_TEXT if recipe.parts is None else (*OF_TEXT, "parts")
 
 
 def with_revisions(recipe: AnyRecipe, processes: Processes) -> AnyRecipe:
@@ -128,13 +131,16 @@ def check_data(found: Checked) -> Data | None:
     train = rows["train"]
     if train is not None:
         found.attempt("rollout.prompts", _enough, recipe, train)
+        if isinstance(recipe, Recipe) and offering(recipe.sampler.plan, "given"):
+            columns = recipe.sampler.plan["columns"]
+            train = found.attempt("sampler.plan.columns", with_given, train, recipe.data.train, columns)
     if recipe.data.heldout is None and "heldout" not in recipe.data.model_fields_set:
         text = (
             "the recipe names a model and training prompts of its own, and no held-out prompts, so nothing is "
             "evaluated; name a file with data.heldout, or write data.heldout: null"
         )
         found.findings.append(Fault("note", text, "data.heldout"))
-    if None in rows.values():
+    if train is None or None in rows.values():
         return None
     return Data(PromptStream(train, recipe.run.seed), evaluated_rows(rows.get("heldout", []), recipe.evaluate))
 

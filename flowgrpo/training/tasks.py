@@ -17,7 +17,7 @@ from ..pipelines.experience import Experience, join_experiences
 from ..pipelines.policy import FlowPolicy
 from ..rewards.runner import RewardBatch
 from ..samplers.plans import Plan
-from ..samplers.transitions import chunks_of
+from ..samplers.transitions import Rollout, chunks_of
 from ..text.cutting import Parts
 from ..weights.trained import TrainedWeights
 from .controls import Controls
@@ -317,11 +317,18 @@ class FlowTask(PolicyTask):
         # The address of the iteration's first prompt is the same on every process.
         first = address(recipe.run.seed, 1, iteration * recipe.rollout.prompts)
 
-        def sampled(chunk: slice) -> Experience:
+        def made(chunk: slice) -> tuple[Rollout, Tensor]:
+            if plan.given:
+                with clock.part("decode"):
+                    pictures = [[picture.read() for picture in row.given] for row in rows[chunk]]
+                    return policy.given(pictures, prompts, plan, chunk)
             with clock.part("denoiser"):
                 rollout = policy.sample(prompts, keys, plan, guide=guide, cuts=starts, chunk=chunk, told=clock.count)
             with clock.part("decode"):
-                images = policy.decode(rollout, prompts, clock.count)
+                return rollout, policy.decode(rollout, prompts, clock.count)
+
+        def sampled(chunk: slice) -> Experience:
+            rollout, images = made(chunk)
             found = Experience(rollout, plan, prompts, images, updates, tuple(keys), starts, first, by_edges)
             if decoded is not None and recipe.rollout.chunk is not None:
                 decoded(found)

@@ -15,7 +15,7 @@ from torch import Tensor
 from ...configs.sections import EmaConfig
 from ...core.addressing import address
 from ...core.diagnostics import step_statistics
-from ...core.forward_process import Noised, diffusion_nft, levels_to_draw
+from ...core.forward_process import Noised, diffusion_nft, levels_to_draw, preferred
 from ...core.objectives import held_columns
 from ...core.penalties import Edges
 from ...core.surrogates import require_gradient
@@ -179,6 +179,8 @@ class ForwardObjective(Unmeasured):
         metrics = {"loss": pair(loss.detach())}
         if self.has_ratio:
             metrics |= {"log_ratio_sq": pair(log_ratio.square()), "ratio": pair(log_ratio.exp())}
+        if experience.plan.given and noised.reference is not None:
+            metrics["preferred"] = pair(preferred(noised))
         penalties = self.penalties.of(_edges(noised, batch.step, log_ratio))
         for name, value in penalties.items():
             metrics[name] = pair(value[:, 0].detach())

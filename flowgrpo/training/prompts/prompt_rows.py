@@ -31,6 +31,7 @@ class PromptRow:
         pictures: the pictures that condition the pipeline together with the text; see `with_pictures`.
         place: file and line of the prompt, for messages.
         size: the size of the images of this prompt; None for the size of the pipeline's call.
+        given: images that stand in the place of samples; see `with_given`.
     """
 
     id: int
@@ -40,6 +41,7 @@ class PromptRow:
     pictures: Picture | tuple[Picture, ...] | None = None
     place: str = field(default="", compare=False)
     size: Size | None = None
+    given: tuple[Picture, ...] = ()
 
     @property
     def prompt(self) -> str:

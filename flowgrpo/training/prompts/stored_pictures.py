@@ -50,7 +50,7 @@ def stored_pictures(
 
 
 def _file(value: Any, name: str, place: str, folder: Path | None) -> Path:
-    held, path = (value.get("bytes"), value.get("path")) if isinstance(value, Mapping) else (None, None)
+    held, path = (value.get("bytes"), value.get("path")) if isinstance(value, Mapping) else (value, None)
     if held is None and (not path or folder is None):
         raise ValueError(f"{place}: `{name}` holds no picture; every prompt needs one")
     if held is None:

@@ -61,7 +61,7 @@ class StoredTable:
 
     Attributes:
         names: columns that a run can keep: texts, numbers, and lists and structures of these.
-        pictures: columns of pictures.
+        pictures: columns of pictures, or of other bytes.
         left_out: all other columns.
 
     Raises:
@@ -260,8 +260,10 @@ def _keepable(kind: Any) -> bool:
 
 
 def _is_picture(kind: Any) -> bool:
-    """Whether values are pictures as `datasets.Image` stores them, or lists of these."""
+    """Whether values are pictures as `datasets.Image` stores them, or bytes of files, or lists of these."""
     types = arrow().types
+    if types.is_binary(kind) or types.is_large_binary(kind):
+        return True
     if types.is_list(kind) or types.is_large_list(kind):
         return _is_picture(kind.value_type)
     # Sounds are stored in the same way, and are found out when they are opened.

@@ -203,6 +203,7 @@ class ConsoleReporter:
                 "iteration": f"{done}/{self._total}",
                 "reward": number(record.get("reward/total"), 7, 4),
                 "trend": trend,
+                "preferred": number(record.get("preferred"), 9, 4),
                 "held-out": number(self._heldout, 8, 4),
                 "ratio": number(record.get("ratio/mean"), 8, 6),
                 "clip": share(record.get("clip_share")),

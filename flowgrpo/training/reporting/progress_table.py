@@ -42,7 +42,12 @@ def columns_of(record: Mapping[str, Any], total: int, noun: str, heldout: bool) 
         heldout: whether an evaluation has exactly one number.
     """
     rate = f"{noun[:6]}/s"
+    # Where the images are given, their rewards say nothing about the policy.
+    sampled = record.get("preferred") is None
     measured = {
+        "reward": sampled,
+        "trend": sampled,
+        "preferred": not sampled,
         "held-out": heldout,
         rate: noun != "",
         "ratio": record.get("ratio/mean") is not None,
@@ -53,6 +58,7 @@ def columns_of(record: Mapping[str, Any], total: int, noun: str, heldout: bool) 
         Column("iteration", max(9, 2 * len(str(total)) + 1)),
         Column("reward", 7),
         Column("trend", 6, 5),
+        Column("preferred", 9),
         Column("held-out", 8, 1),
         Column("ratio", 8, 3),
         Column("clip", 6, 4),

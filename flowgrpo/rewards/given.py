@@ -1,0 +1,75 @@
+"""The ranks or scores that the data give to images which stand in the place of samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from .within import signature_of
+
+
+class Given:
+    """How the data rank given images, for sampler plan `given`.
+
+    The first image of a prompt has 1, the last has 0, and the images between them are evenly spaced. If the data have
+    scores of their own, `scores` names their columns. Pick-a-Pic, for example, has `label_0` and `label_1`: 1 for the
+    better image, 0 for the other, and 0.5 for both of a tie.
+
+    Args:
+        scores: columns with a number for each image, in the order of `sampler.plan.columns`. Without them, the order of
+            the columns is the rank.
+
+    Raises:
+        ValueError: a column is named twice.
+    """
+
+    name = "given"
+
+    def __init__(self, scores: Sequence[str] = ()) -> None:
+        if isinstance(scores, str) or len(set(scores)) < len(scores):
+            raise ValueError(f"given: scores is {scores!r}; give a list of columns, one for each image of a prompt")
+        self.scores = list(scores)
+        self.__signature__ = signature_of("images", "prompts", "given_place", "given_places", *self.scores)
+
+    def __call__(
+        self,
+        images: Tensor,
+        prompts: Sequence[str],
+        given_place: Sequence[int],
+        given_places: Sequence[int],
+        **columns: Sequence[Any],
+    ) -> list[float | None]:
+        """Return the rank or the score of each image.
+
+        Args:
+            images: [B, 3, H, W], not used.
+            prompts: B texts, not used.
+            given_place: B places of the images among the images of their prompts, 0 for the best.
+            given_places: B numbers of images of a prompt.
+            columns: name -> B numbers.
+
+        Returns:
+            B numbers, None where the data have no score.
+
+        Raises:
+            ValueError: there is not one column of scores for each image, or a score is no number.
+        """
+        if not self.scores:
+            return [1.0 - place / max(count - 1, 1) for place, count in zip(given_place, given_places)]
+        if given_places and given_places[0] != len(self.scores):
+            raise ValueError(
+                f"given: scores names {len(self.scores)} columns, and a prompt has {given_places[0]} images; name one "
+                "column for each image"
+            )
+        return [_number(columns[self.scores[place]][row], self.scores[place]) for row, place in enumerate(given_place)]
+
+
+def _number(value: Any, column: str) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ValueError(f"given: column `{column}` has {value!r:.80}; write a number for each image, or null")
+    return float(value)
