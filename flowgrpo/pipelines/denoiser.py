@@ -208,22 +208,21 @@ class Denoiser:
 
     @torch.no_grad()
     def encode(
-        self, pictures: Sequence[Image.Image], prompts: Sequence[str], device: torch.device | None = None
+        self, samples: Sequence[Sequence[Image.Image]], prompts: Sequence[str], device: torch.device | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The final states of given pictures, and the pictures as the rewards see them.
-
-        A picture is scaled until it covers the size of the pipeline's images, and cut to the size around its middle.
+        """The final states of given pictures or videos, and these as the rewards see them; see `latents.fitted`.
 
         Args:
-            pictures: N pictures in RGB, of any size.
+            samples: N pictures, each a list of one picture in RGB of any size, or the frames of N videos.
             prompts: N texts.
             device: on which the pipeline computes; by default the CPU.
 
         Returns:
-            [N, *latent_shape] in the dtype of the loop's state, on the device; and float32 images [N, 3, H, W] in
-            [0, 1], on the CPU.
+            [N, *latent_shape] in the dtype of the loop's state, on the device; and float32 images [N, 3, H, W] or
+            videos [N, F, 3, H, W] in [0, 1], on the CPU.
 
         Raises:
+            ValueError: a sample has another number of frames than the pipeline makes.
             PipelineError: the way from a picture to a state cannot be found for this pipeline; see `latents`.
         """
         if self._latents is None:
@@ -236,8 +235,7 @@ class Denoiser:
                 return None if found is None else stacked(found)
 
             self._latents = find_map(self.pipe, self.probe.latent_shape, self.probe.dtype, decode)
-        size = self._latents.height, self._latents.width
-        images = torch.stack([fitted(picture, *size) for picture in pictures])
+        images = torch.stack([fitted(frames, self._latents) for frames in samples])
         return encode(self.pipe, self._latents, images.to(device)).to(self.probe.dtype), images
 
     @property

@@ -1,4 +1,4 @@
-"""From a given picture to the state of a pipeline's loop whose image is this picture.
+"""From a given picture or video to the state of a pipeline's loop whose image it is.
 
 Between the last state of the loop and the input of its VAE's decoder, a pipeline unpacks tokens, and divides and shifts
 channels. Each pipeline has its own code for this, and few have code for the way back. In nearly all of them, every
@@ -35,6 +35,7 @@ class LatentMap:
         place: [N] int64, for each number of the decoder's input, the number of the state that it comes from.
         factor, shift: [N] float32.
         height, width: of the image that the decoder makes, in pixels.
+        frames: of the video that the decoder makes; None for an image.
     """
 
     shape: tuple[int, ...]
@@ -44,6 +45,7 @@ class LatentMap:
     shift: Tensor
     height: int
     width: int
+    frames: int | None
 
     def back(self, z: Tensor) -> Tensor:
         """States [B, *state] in float32 whose decoder's input is z [B, *shape]."""
@@ -64,10 +66,11 @@ def find_map(pipe: Any, state: Sequence[int], dtype: torch.dtype, decode: Callab
         pipe: the pipeline.
         state: shape of a state, without the batch dimension.
         dtype: of a state.
-        decode: decodes states [1, *state] as the pipeline does, and returns images [1, 3, H, W].
+        decode: decodes states [1, *state] as the pipeline does, and returns images [1, 3, H, W], or videos
+            [1, F, 3, H, W].
 
     Raises:
-        PipelineError: the pipeline has no VAE, it makes videos, or its way to the decoder is of another kind.
+        PipelineError: the pipeline has no VAE, or its way to the decoder is of another kind.
     """
     name, vae = type(pipe).__name__, getattr(pipe, "vae", None)
     if vae is None or not hasattr(vae, "encode"):
@@ -114,12 +117,9 @@ def find_map(pipe: Any, state: Sequence[int], dtype: torch.dtype, decode: Callab
     if float((reached - expected).abs().max()) > _TOLERANCE * rounding * float(reached.abs().max()):
         raise _of_another_kind(name)
     images = decode(torch.zeros(1, *state, dtype=dtype))
-    if images.ndim != 4:
-        raise PipelineError(
-            f"{name} makes videos, and only pictures can be given in the place of samples; use an image pipeline"
-        )
     height, width = images.shape[-2:]
-    return LatentMap(tuple(zero.shape[1:]), tuple(state), place, factor.float(), shift.float(), height, width)
+    frames = images.shape[1] if images.ndim == 5 else None
+    return LatentMap(tuple(zero.shape[1:]), tuple(state), place, factor.float(), shift.float(), height, width, frames)
 
 
 def _of_another_kind(name: str) -> PipelineError:
@@ -129,31 +129,42 @@ def _of_another_kind(name: str) -> PipelineError:
     )
 
 
-@torch.no_grad()
 def encode(pipe: Any, found: LatentMap, images: Tensor) -> Tensor:
-    """States [B, *state] in float32 of pictures [B, 3, H, W] in [0, 1], on the device of the pictures.
-
-    Where a VAE encodes to a distribution, this is its mode.
+    """States [B, *state] in float32 of pictures [B, 3, H, W] in [0, 1], or of videos [B, F, 3, H, W], on their device.
 
     Raises:
         PipelineError: the VAE encodes to another shape than its decoder takes.
     """
-    processor = getattr(pipe, "image_processor", None)
-    normal = getattr(getattr(processor, "config", None), "do_normalize", True)
-    pixels = 2.0 * images - 1.0 if normal else images
-    if getattr(pipe.vae.config, "in_channels", 3) == 4:
-        # The fourth channel is opacity.
-        pixels = torch.cat([pixels, torch.ones_like(pixels[:, :1])], dim=1)
-    if len(found.shape) == 4:
-        pixels = pixels[:, :, None]
-    with _in_full_range(pipe.vae) as dtype:
-        z = _latents(pipe.vae.encode(pixels.to(dtype)))
+    z = encoded(pipe, images, len(found.shape) - 1)
     if tuple(z.shape[1:]) != found.shape:
         raise PipelineError(
-            f"the VAE of {type(pipe).__name__} encodes a picture to {tuple(z.shape[1:])}, and its decoder takes "
+            f"the VAE of {type(pipe).__name__} encodes a sample to {tuple(z.shape[1:])}, and its decoder takes "
             f"{found.shape}, so it cannot train on given images"
         )
     return found.back(z)
+
+
+@torch.no_grad()
+def encoded(pipe: Any, images: Tensor, axes: int) -> Tensor:
+    """What the VAE encodes pictures [B, 3, H, W] in [0, 1], or videos [B, F, 3, H, W], to.
+
+    Where it is a distribution, this is its mode.
+
+    Args:
+        pipe: the pipeline.
+        images: the pictures or videos.
+        axes: 3 if the VAE takes videos, with an axis of frames; 2 for pictures.
+    """
+    processor = getattr(pipe, "image_processor", None) or getattr(pipe, "video_processor", None)
+    normal = getattr(getattr(processor, "config", None), "do_normalize", True)
+    pixels = 2.0 * images - 1.0 if normal else images
+    if axes == 3:
+        pixels = pixels.transpose(1, 2) if pixels.ndim == 5 else pixels[:, :, None]
+    if getattr(pipe.vae.config, "in_channels", 3) == 4:
+        # The fourth channel is opacity.
+        pixels = torch.cat([pixels, torch.ones_like(pixels[:, :1])], dim=1)
+    with _in_full_range(pipe.vae) as dtype:
+        return _latents(pipe.vae.encode(pixels.to(dtype)))
 
 
 @contextmanager
@@ -181,7 +192,18 @@ def _latents(encoded: Any) -> Tensor:
     raise PipelineError(f"a VAE encodes to {type(encoded).__name__}, which has no latents that are known here")
 
 
-def fitted(picture: Image.Image, height: int, width: int) -> Tensor:
-    """A picture as [3, H, W] in [0, 1]: scaled until it covers the size, and cut to the size around its middle."""
-    cut = ImageOps.fit(picture, (width, height), method=Image.Resampling.LANCZOS)
-    return torch.from_numpy(np.asarray(cut, dtype=np.float32) / 255.0).permute(2, 0, 1)
+def fitted(frames: Sequence[Image.Image], found: LatentMap) -> Tensor:
+    """A picture as [3, H, W] in [0, 1], or the frames of a video as [F, 3, H, W].
+
+    A frame is scaled until it covers the size of the pipeline's images, and cut to the size around its middle.
+
+    Raises:
+        ValueError: there are not as many frames as the pipeline makes.
+    """
+    if len(frames) != (found.frames or 1):
+        made = "pictures" if found.frames is None else f"videos of {found.frames} frames (model.call.num_frames)"
+        given = "a picture" if len(frames) == 1 else f"a video of {len(frames)} frames"
+        raise ValueError(f"the pipeline makes {made}, and the data give {given}; give samples of the pipeline's kind")
+    cut = [ImageOps.fit(one, (found.width, found.height), method=Image.Resampling.LANCZOS) for one in frames]
+    stacked = torch.stack([torch.from_numpy(np.asarray(one, dtype=np.float32) / 255.0).permute(2, 0, 1) for one in cut])
+    return stacked[0] if found.frames is None else stacked

@@ -151,27 +151,26 @@ class FlowPolicy:
         return runner.run(keys[chosen], chosen.start, noises)
 
     def given(
-        self, pictures: Sequence[Sequence[Image.Image]], prompts: Sequence[str], plan: Plan, chunk: slice
+        self, samples: Sequence[Sequence[Image.Image]], prompts: Sequence[str], plan: Plan, chunk: slice
     ) -> tuple[Rollout, Tensor]:
-        """Given pictures as a rollout without steps, and as the images that rewards see, on the CPU.
+        """Given pictures or videos as a rollout without steps, and as the images that rewards see, on the CPU.
 
         Args:
-            pictures: of each prompt of the chunk, as many as the plan has roots.
+            samples: of the prompts of the chunk, as many of each as the plan has roots; see `Denoiser.encode`.
             prompts: all prompts.
             plan: whose images are given.
             chunk: the range of prompts.
 
         Raises:
-            PipelineError: see `Denoiser.encode`.
+            ValueError, PipelineError: see `Denoiser.encode`.
         """
         self.bind(plan)
         owners = [p for p in range(*chunk.indices(len(prompts))) for _ in range(plan.roots)]
-        everything, size = [picture for own in pictures for picture in own], self.decode_batch
-        states, images = [], []
+        states, images, size = [], [], self.decode_batch
         with offload_of(self.denoiser.pipe).needed("vae", when_called=True):
             for k in range(0, len(owners), size):
                 texts = [prompts[p] for p in owners[k : k + size]]
-                x, shown = self.denoiser.encode(everything[k : k + size], texts, self.device)
+                x, shown = self.denoiser.encode(samples[k : k + size], texts, self.device)
                 states.append(x if self.store is None else self.store(x))
                 images.append(shown)
         return given_rollout(owners, plan.roots, plan.num_steps, concatenated(states)), torch.cat(images)

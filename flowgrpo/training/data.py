@@ -19,7 +19,7 @@ from ..text.picture_marks import without_marks
 from .prompts.data_sets import OpenedSet, open_folder
 from .prompts.hub_sets import open_hub
 from .prompts.prompt_files import file_entries
-from .prompts.prompt_rows import PromptRow, answered, row_of, stored_rows
+from .prompts.prompt_rows import GivenSample, PromptRow, answered, row_of, stored_rows
 from .prompts.stored_pictures import stored_pictures
 from .prompts.stored_table import StoredColumns, StoredTable, parquet_table
 
@@ -157,10 +157,12 @@ def with_given(rows: Sequence[PromptRow], source: str, columns: Sequence[str]) -
         rows: the prompts.
         source: their file or data set.
         columns: the columns that hold the images, one image each, the best first. In the place of a column NAME there
-            may be a column NAME_file_name, as the library `datasets` names the paths of an image folder.
+            may be a column NAME_file_name, as the library `datasets` names the paths of an image folder. A column
+            NAME_frames says how many frames of a video stand side by side in the image.
 
     Raises:
-        ValueError: a column is not there, or a picture is missing or cannot be read. The message names file and line.
+        ValueError: a column is not there, a picture is missing or cannot be read, or a number of frames does not
+            divide its width. The message names file and line.
     """
     stored, found = rows[0].columns if rows else None, []
     names = {*column_names(rows), *(stored.table.pictures if isinstance(stored, StoredColumns) else ())}
@@ -171,16 +173,23 @@ def with_given(rows: Sequence[PromptRow], source: str, columns: Sequence[str]) -
                 f"{source}: there is no column {column!r:.80} of images (it has {', '.join(sorted(names))[:200]}); "
                 "write the columns that hold the images of a prompt, the best image first, as sampler.plan.columns"
             )
-        found.append([_alone(row, key, path) for row, path in zip(rows, _files_in(rows, source, key))])
+        found.append([_alone(row, column, path) for row, path in zip(rows, _files_in(rows, source, key))])
     return [replace(row, given=pictures) for row, pictures in zip(rows, zip(*found))]
 
 
-def _alone(row: PromptRow, key: str, path: Path | list[Path]) -> Picture:
+def _alone(row: PromptRow, column: str, path: Path | list[Path]) -> GivenSample:
     if isinstance(path, list):
-        raise ValueError(f"{row.place}: `{key}` is a list of {len(path)} pictures; write each into a column of its own")
-    picture = Picture(path, row.place)
-    _ = picture.size  # raises for a missing file, before anything is loaded
-    return picture
+        raise ValueError(
+            f"{row.place}: `{column}` is a list of {len(path)} pictures; write each into a column of its own"
+        )
+    picture, frames = Picture(path, row.place), row.columns.get(f"{column}_frames")
+    width, _ = picture.size  # raises for a missing file, before anything is loaded
+    if frames is not None and (type(frames) is not int or frames < 1 or width % frames):
+        raise ValueError(
+            f"{row.place}: `{column}_frames` is {frames!r:.80}, and the picture is {width} pixels wide; write how many "
+            "frames of equal width stand side by side in it"
+        )
+    return GivenSample(picture, frames or 1)
 
 
 def _files_in(rows: Sequence[PromptRow], source: str, key: str) -> Iterable[Path | list[Path]]:

@@ -320,8 +320,8 @@ class FlowTask(PolicyTask):
         def made(chunk: slice) -> tuple[Rollout, Tensor]:
             if plan.given:
                 with clock.part("decode"):
-                    pictures = [[picture.read() for picture in row.given] for row in rows[chunk]]
-                    return policy.given(pictures, prompts, plan, chunk)
+                    samples = [sample.read() for row in rows[chunk] for sample in row.given]
+                    return policy.given(samples, prompts, plan, chunk)
             with clock.part("denoiser"):
                 rollout = policy.sample(prompts, keys, plan, guide=guide, cuts=starts, chunk=chunk, told=clock.count)
             with clock.part("decode"):

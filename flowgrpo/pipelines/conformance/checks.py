@@ -22,6 +22,7 @@ from ..denoiser import Denoiser
 from ..experience import Experience
 from ..policy import FlowPolicy
 from ..prompt_cache import PromptCache
+from .given_pictures import given
 from .subject import Failure, NotApplicable, Subject
 
 _RELATIVE_SLOPE_ERROR = 0.02
@@ -413,6 +414,7 @@ CHECKS: dict[str, Callable[[Subject], str]] = {
     "replay": replay,
     "ratio": ratio,
     "decode": decode,
+    "given": given,
     "memory": memory,
     "gradient": gradient,
     "lora": lora,

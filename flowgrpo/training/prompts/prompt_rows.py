@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from PIL import Image
+
 from ...configs.prompt_source import PromptSource
 from ...pipelines.pictures import Picture
 from ...text.picture_marks import MARK, PART
@@ -17,6 +19,29 @@ Size = tuple[int, int]
 # DrawBench and UniGenBench have these names for the column `prompt`.
 OTHER_NAMES = ("prompts", "prompt_en", "prompt_zh")
 ASSISTANT = "assistant"
+
+
+@dataclass(frozen=True)
+class GivenSample:
+    """A picture, or a video whose frames stand side by side in a picture.
+
+    Attributes:
+        picture: the file.
+        frames: number of frames; 1 for a picture.
+    """
+
+    picture: Picture
+    frames: int = 1
+
+    def read(self) -> list[Image.Image]:
+        """The frames in RGB.
+
+        Raises:
+            ValueError: the file can no longer be read.
+        """
+        whole = self.picture.read()
+        width = whole.width // self.frames
+        return [whole.crop((k * width, 0, (k + 1) * width, whole.height)) for k in range(self.frames)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +56,7 @@ class PromptRow:
         pictures: the pictures that condition the pipeline together with the text; see `with_pictures`.
         place: file and line of the prompt, for messages.
         size: the size of the images of this prompt; None for the size of the pipeline's call.
-        given: images that stand in the place of samples; see `with_given`.
+        given: pictures or videos that stand in the place of samples; see `with_given`.
     """
 
     id: int
@@ -41,7 +66,7 @@ class PromptRow:
     pictures: Picture | tuple[Picture, ...] | None = None
     place: str = field(default="", compare=False)
     size: Size | None = None
-    given: tuple[Picture, ...] = ()
+    given: tuple[GivenSample, ...] = ()
 
     @property
     def prompt(self) -> str:
