@@ -255,7 +255,7 @@ def evaluate_model(
             f"data.{split}=FILE"
         )
     rewards = RewardSet(reward_specs(recipe.evaluate.rewards or recipe.rewards))
-    columns = column_names(rows, columns_of_run(recipe))
+    columns = column_names(rows, columns_of_run(recipe, evaluation=True))
     for reward in rewards.rewards:
         reward.check("images" if recipe.task == "images" else "completions", columns, grouped=True)
     processes, count = Processes.of_this_run(), recipe.evaluate.seeds

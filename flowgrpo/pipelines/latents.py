@@ -58,9 +58,9 @@ class LatentMap:
 def find_map(pipe: Any, state: Sequence[int], dtype: torch.dtype, decode: Callable[[Tensor], Any]) -> LatentMap:
     """Find the way from the state to the decoder's input by probes.
 
-    All zeros and all ones show shifts and signs. For each bit of a number's place, a probe has 1 where the bit is set
-    and -1 elsewhere. Factors and shifts are fitted to all probes, so that the rounding of 16 bits averages out. One
-    more probe, of normal numbers, checks the result.
+    All zeros and all ones show shifts and signs. For each bit of a number's place, a probe is positive where the bit is
+    set and negative elsewhere, of random sizes. Factors and shifts are fitted to all probes, so that the rounding of 16
+    bits averages out. One more probe, of normal numbers, checks the result.
 
     Args:
         pipe: the pipeline.
@@ -102,8 +102,10 @@ def find_map(pipe: Any, state: Sequence[int], dtype: torch.dtype, decode: Callab
     probes = [torch.zeros(count), torch.ones(count)]
     seen = [zero.flatten(), one.flatten()]
     place = torch.zeros(count, dtype=torch.int64)
+    generator = torch.Generator().manual_seed(0)
     for k, bit in enumerate(bits):
-        probes.append(2.0 * bit - 1.0)
+        sizes = 0.5 + torch.rand(count, generator=generator)
+        probes.append(((2.0 * bit - 1.0) * sizes).to(dtype).float())
         seen.append(entering(probes[-1]).flatten())
         place |= ((seen[-1] - seen[0]) * sign > 0).long() << k
     if not bool((sign != 0).all()) or not torch.equal(place.clamp(max=count - 1).sort().values, places):
@@ -111,7 +113,7 @@ def find_map(pipe: Any, state: Sequence[int], dtype: torch.dtype, decode: Callab
     x, z = torch.stack(probes)[:, place].double(), torch.stack(seen).double()
     factor = ((x - x.mean(0)) * (z - z.mean(0))).sum(0) / (x - x.mean(0)).square().sum(0)
     shift = z.mean(0) - factor * x.mean(0)
-    check = torch.randn(count, generator=torch.Generator().manual_seed(0)).to(dtype)
+    check = torch.randn(count, generator=generator).to(dtype)
     reached, expected = entering(check).flatten().double(), factor * check[place].double() + shift
     rounding = max(torch.finfo(one).eps for one in (dtype, vae.dtype))
     if float((reached - expected).abs().max()) > _TOLERANCE * rounding * float(reached.abs().max()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -174,6 +175,16 @@ class FlowPolicy:
                 states.append(x if self.store is None else self.store(x))
                 images.append(shown)
         return given_rollout(owners, plan.roots, plan.num_steps, concatenated(states)), torch.cat(images)
+
+    def fidelity(self, samples: Sequence[Sequence[Image.Image]], prompts: Sequence[str]) -> float:
+        """How well given pictures or videos come back from their states: the peak signal-to-noise ratio, in decibels.
+
+        A VAE loses something of every picture. A value of less than about 15 says that something is wrong.
+        """
+        with offload_of(self.denoiser.pipe).needed("vae", when_called=True):
+            states, images = self.denoiser.encode(samples, prompts, self.device)
+            decoded = self.denoiser.decode(states, prompts).cpu()
+        return -10.0 * math.log10(max(float((decoded - images).square().mean()), 1e-12))
 
     def bind(self, plan: Plan) -> None:
         """Bind the denoiser to a plan's noise levels."""

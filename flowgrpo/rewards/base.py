@@ -252,6 +252,11 @@ class Reward:
                 f"reward {self.name!r} scores the `parts` of completions, but this run does not cut completions; add a "
                 "section such as parts: {cut: lines} to a recipe of text"
             )
+        if OF_GIVEN[0] in missing:
+            raise ValueError(
+                f"reward {self.name!r} reads how the data rank given images, and these images are sampled; use "
+                "sampler.plan given, and name rewards that see images for evaluations, with evaluate.rewards"
+            )
         other = "completions" if kind == "images" else "images"
         if other in missing:
             raise ValueError(f"reward {self.name!r} scores `{other}`, but this run makes {kind}")

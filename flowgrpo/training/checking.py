@@ -111,7 +111,7 @@ def _test_prompts(found: Checked, reads: bool) -> None:
     rows = found.attempt("data.test", sound_prompts, recipe, source, found.fetches)
     if rows is None or found.data is None:
         return
-    columns = column_names(rows, columns_of_run(recipe))
+    columns = column_names(rows, columns_of_run(recipe, evaluation=True))
     for spec in reward_specs(evaluated(recipe)):
         try:
             reward = outline(spec)
@@ -277,7 +277,6 @@ def _form(found: Checked) -> None:
 
 def _rewards(found: Checked) -> None:
     recipe, data = found.recipe, found.data
-    given = columns_of_run(recipe)
     sides = [
         ("rewards", recipe.rewards, recipe.data.train, data and data.train.rows),
         ("evaluate.rewards", evaluated(recipe), recipe.data.heldout, data and data.heldout),
@@ -290,7 +289,7 @@ def _rewards(found: Checked) -> None:
         made = [reward for reward in outlined if reward is not None]
         found.attempt(key, _named_once, made)
         if rows:
-            columns = column_names(rows, given)
+            columns = column_names(rows, columns_of_run(recipe, evaluation=key != "rewards"))
             for reward in made:
                 found.attempt(key, _check_reward, found, reward, columns, str(source))
         if key == "rewards" and is_uneven(recipe):

@@ -19,7 +19,7 @@ from ..text.picture_marks import without_marks
 from .prompts.data_sets import OpenedSet, open_folder
 from .prompts.hub_sets import open_hub
 from .prompts.prompt_files import file_entries
-from .prompts.prompt_rows import GivenSample, PromptRow, answered, row_of, stored_rows
+from .prompts.prompt_rows import GivenImage, PromptRow, answered, row_of, stored_rows
 from .prompts.stored_pictures import stored_pictures
 from .prompts.stored_table import StoredColumns, StoredTable, parquet_table
 
@@ -177,7 +177,7 @@ def with_given(rows: Sequence[PromptRow], source: str, columns: Sequence[str]) -
     return [replace(row, given=pictures) for row, pictures in zip(rows, zip(*found))]
 
 
-def _alone(row: PromptRow, column: str, path: Path | list[Path]) -> GivenSample:
+def _alone(row: PromptRow, column: str, path: Path | list[Path]) -> GivenImage:
     if isinstance(path, list):
         raise ValueError(
             f"{row.place}: `{column}` is a list of {len(path)} pictures; write each into a column of its own"
@@ -189,7 +189,7 @@ def _alone(row: PromptRow, column: str, path: Path | list[Path]) -> GivenSample:
             f"{row.place}: `{column}_frames` is {frames!r:.80}, and the picture is {width} pixels wide; write how many "
             "frames of equal width stand side by side in it"
         )
-    return GivenSample(picture, frames or 1)
+    return GivenImage(picture, frames or 1)
 
 
 def _files_in(rows: Sequence[PromptRow], source: str, key: str) -> Iterable[Path | list[Path]]:

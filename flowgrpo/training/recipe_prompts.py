@@ -94,10 +94,19 @@ def picture_column(rows: Sequence[PromptRow], source: str) -> str:
     return IMAGES if IMAGES in there and IMAGE not in there else IMAGE
 
 
-def columns_of_run(recipe: AnyRecipe) -> tuple[str, ...]:
-    """The names of the columns that the run itself gives to rewards, see `Collected.given`."""
-    if isinstance(recipe, Recipe) and offering(recipe.sampler.plan, "given"):
-        return OF_GIVEN
+def given_columns(recipe: AnyRecipe) -> Sequence[str]:
+    """The columns of the training prompts with images in the place of samples; empty if the recipe samples."""
+    if not isinstance(recipe, Recipe) or not offering(recipe.sampler.plan, "given"):
+        return ()
+    columns: Sequence[str] = recipe.sampler.plan.get("columns") or ("chosen", "rejected")
+    return columns
+
+
+def columns_of_run(recipe: AnyRecipe, evaluation: bool = False) -> tuple[str, ...]:
+    """The names of the columns that a run, or its evaluation, gives to rewards, see `Collected.given`."""
+    if given_columns(recipe):
+        # An evaluation samples its images.
+        return () if evaluation else OF_GIVEN
     if not isinstance(recipe, TextRecipe):
         return ()
     return OF_TEXT if recipe.parts is None else (*OF_TEXT, "parts")
@@ -131,8 +140,7 @@ def check_data(found: Checked) -> Data | None:
     train = rows["train"]
     if train is not None:
         found.attempt("rollout.prompts", _enough, recipe, train)
-        if isinstance(recipe, Recipe) and offering(recipe.sampler.plan, "given"):
-            columns = recipe.sampler.plan["columns"]
+        if columns := given_columns(recipe):
             train = found.attempt("sampler.plan.columns", with_given, train, recipe.data.train, columns)
     if recipe.data.heldout is None and "heldout" not in recipe.data.model_fields_set:
         text = (
@@ -250,7 +258,8 @@ def note_left_out(found: Checked, source: str, rows: Sequence[PromptRow], takes_
     columns = rows[0].columns if rows else None
     if not isinstance(columns, StoredColumns):
         return
-    used = (prompt_source(source).image or IMAGE,) if takes_pictures is not False else ()
+    used = {prompt_source(source).image or IMAGE} if takes_pictures is not False else set()
+    used |= set(given_columns(found.recipe))
     pictures = [name for name in columns.table.pictures if name not in used]
     for names, what in ((pictures, "pictures or sounds"), (columns.table.left_out, "bytes, times or other values")):
         if names:

@@ -141,9 +141,10 @@ class Session:
         self.rewards = RewardSet(reward_specs(recipe.rewards))
         self.evaluation = RewardSet(reward_specs(evaluated(recipe)))
         self.extensions = Extensions.of(recipe, self.rewards.names, self.evaluation.names)
-        given = columns_of_run(recipe)
         kind = "images" if isinstance(recipe, Recipe) else "completions"
-        for rewards, rows in ((self.rewards, self.data.train.rows), (self.evaluation, self.data.heldout)):
+        sides = (self.rewards, self.data.train.rows, False), (self.evaluation, self.data.heldout, True)
+        for rewards, rows, evaluation in sides:
+            given = columns_of_run(recipe, evaluation)
             for reward in rewards.rewards if rows else ():
                 reward.check(kind, column_names(rows, given), grouped=True)
 
@@ -229,6 +230,12 @@ def load_flow_task(
     policies = {number: _policies(recipe, pipe, call, weights, shown, number) for number in dict.fromkeys(counts)}
     policy, sized = policies[counts[0]]
     evaluator = Evaluator(recipe, *policies[counts[1]])
+    fidelity = None
+    if data.train.rows[0].given:
+        doing("checking that given images come back from their latents")
+        row = data.train.rows[0]
+        own = policy if row.size is None else sized.of(row.size)
+        fidelity = own.fidelity([sample.read() for sample in row.given], [row.prompt] * len(row.given))
     critic = None
     if recipe.critic is not None:
         critic = Critic(
@@ -236,7 +243,7 @@ def load_flow_task(
             seed=recipe.run.seed, device=policy.device,
         )  # fmt: skip
     plan_for = planner(recipe, levels_of(recipe, policy.denoiser.probe.sigmas))
-    return FlowTask(recipe, policy, evaluator, plan_for, critic, sized if trains_sizes else None)
+    return FlowTask(recipe, policy, evaluator, plan_for, critic, sized if trains_sizes else None, fidelity)
 
 
 def _policies(

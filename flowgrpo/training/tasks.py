@@ -33,6 +33,9 @@ from .planning import budget_line, clip_bounds, forecast, levels_of, planner
 from .prompts.prompt_rows import Size
 from .reporting.clock import Clock
 
+LEAST_FIDELITY = 15.0
+"""Decibels below which a given image has hardly come back. VAEs of released models have 25 to 40."""
+
 
 class Collected(Protocol):
     """A finished rollout: L samples of some prompts, and N nodes that lead to the samples (for completions, N = L)."""
@@ -219,6 +222,7 @@ class FlowTask(PolicyTask):
         plan_for: the plan of each iteration.
         critic: predicts rewards of states; None if the recipe has no critic.
         sized: the policies of the sizes of prompts; None if no prompt has a size of its own.
+        fidelity: how well given images come back from their states, see `FlowPolicy.fidelity`; None if none are given.
     """
 
     noun = "images"
@@ -233,11 +237,12 @@ class FlowTask(PolicyTask):
         plan_for: Callable[[int], Plan],
         critic: Critic | None = None,
         sized: SizedPolicies | None = None,
+        fidelity: float | None = None,
     ) -> None:
         self.recipe, self.policy, self.evaluator, self.plan_for, self.critic = (
             recipe, policy, evaluator, plan_for, critic,
         )  # fmt: skip
-        self.sized = sized
+        self.sized, self.fidelity = sized, fidelity
         self.controls = Controls(variance=recipe.objective.get("variance"))
         self.elements = math.prod(policy.denoiser.probe.latent_shape)
         self._planners: dict[Size, Callable[[int], Plan]] = {}
@@ -371,6 +376,10 @@ class FlowTask(PolicyTask):
         )
         if (line := budget_line(recipe)) is not None:
             yield line
+        if self.fidelity is not None:
+            yield f"given images come back from their latents with {self.fidelity:.1f} dB (PSNR, the first prompt)"
+            if self.fidelity < LEAST_FIDELITY:
+                yield "note: this is very little; are the images of the kind that this pipeline makes?"
         yield from (f"note: {warning}" for warning in expected.warnings)
 
     def samples_per_iteration(self) -> int:

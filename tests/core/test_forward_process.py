@@ -14,6 +14,8 @@ from flowgrpo.core.forward_process import (
     dgpo,
     diffusion_nft,
     flow_dpo,
+    matching,
+    preferred,
 )
 from flowgrpo.core.surrogates import clip, reinforce
 
@@ -171,7 +173,33 @@ def test_groups_without_a_preference_teach_dpo_nothing():
     assert v.grad.abs().max() == 0
 
 
-@pytest.mark.parametrize("method", METHODS, ids=list(FORWARD))
+def test_matching_is_the_error_of_every_image_whatever_its_advantage():
+    v = torch.tensor([[3.0, 1.0], [0.0, 0.0]], requires_grad=True)
+    loss, log_ratio = matching(rows(v, [5.0, -5.0]))
+    assert loss.tolist() == [2.0, 1.0]
+    assert log_ratio.tolist() == [0.0, 0.0]
+    loss.sum().backward()
+    assert v.grad.tolist() == [[2.0, 0.0], [-1.0, -1.0]]
+
+
+def test_the_policy_prefers_the_image_whose_error_it_has_lowered_more():
+    """The target is 1 everywhere. The reference is at 0, so it has the error 1 on every image."""
+    v = torch.tensor([[1.0], [0.5], [0.5], [1.0], [0.7], [0.7], [1.0], [0.0]])
+    noised = replace(
+        rows(v, [1.0, -1.0, 1.0, -1.0, 1.0, -1.0, 0.0, 0.0], reference=torch.zeros_like(v)),
+        group=torch.tensor([0, 0, 1, 1, 2, 2, 3, 3]),
+    )
+    # The first pair is as it should be, the second is turned round, of the third neither is preferred, and the last
+    # has no better image.
+    assert preferred(noised).tolist() == [1.0, 0.0, 0.5]
+    # Of three images, the best and the worst of those that are trained are compared.
+    three = replace(
+        rows(v[:3], [1.0, 0.0, -1.0], reference=torch.zeros_like(v[:3])), kept=torch.tensor([False, True, True])
+    )
+    assert preferred(three).tolist() == [0.5]
+
+
+@pytest.mark.parametrize("method", METHODS[:-1], ids=list(FORWARD)[:-1])
 def test_a_good_image_becomes_likelier_and_a_bad_one_less_so(method):
     torch.manual_seed(3)
     v = torch.randn(2, 8, requires_grad=True)

@@ -22,7 +22,7 @@ ASSISTANT = "assistant"
 
 
 @dataclass(frozen=True)
-class GivenSample:
+class GivenImage:
     """A picture, or a video whose frames stand side by side in a picture.
 
     Attributes:
@@ -66,7 +66,7 @@ class PromptRow:
     pictures: Picture | tuple[Picture, ...] | None = None
     place: str = field(default="", compare=False)
     size: Size | None = None
-    given: tuple[GivenSample, ...] = ()
+    given: tuple[GivenImage, ...] = ()
 
     @property
     def prompt(self) -> str:

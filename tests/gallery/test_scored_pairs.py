@@ -1,0 +1,134 @@
+"""`flowgrpo pairs`: the best and the worst sample of each prompt, as a folder to train on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flowgrpo.gallery.scored_pairs import write_scored_pairs
+from flowgrpo.training.data import read_prompts, with_given
+from tests.gallery.folders import add_records, record, written
+
+
+def rows_of(folder: Path, name: str = "metadata.jsonl") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+
+def scored(prompt: int, scores: list[float | None], iteration: int = 0, **changes: Any) -> list[dict[str, Any]]:
+    return [record(iteration, prompt, seed, score, sample=seed, **changes) for seed, score in enumerate(scores)]
+
+
+def test_the_best_and_the_worst_of_each_prompt_are_a_pair(tmp_path: Path) -> None:
+    run, out = tmp_path / "run", tmp_path / "pairs"
+    add_records(run, [*scored(0, [0.5, 1.0, 0.0, None]), *scored(1, [0.25, 0.25]), *scored(2, [0.0, 0.75])])
+
+    path, notes = write_scored_pairs(run, out, None, 0.0)
+
+    assert path == out
+    assert notes == ["2 pairs of 3 prompts, by reward gold"]
+    first, second = rows_of(out)
+    assert (first["prompt"], first["chosen_score"], first["rejected_score"]) == ("prompt 0", 1.0, 0.0)
+    assert (second["prompt"], second["chosen_score"], second["rejected_score"]) == ("prompt 2", 0.75, 0.0)
+    assert first["column_skill"] == "counting"
+    samples = run / "samples"
+    copied = [
+        (out / row[f"{word}_file_name"]).read_bytes() for row in (first, second) for word in ("chosen", "rejected")
+    ]
+    made = [record(0, prompt, seed, None, sample=seed)["image"] for prompt, seed in ((0, 1), (0, 2), (2, 1), (2, 0))]
+    assert copied == [(samples / name).read_bytes() for name in made]
+    # A recipe reads the folder's file as it is.
+    rows = with_given(read_prompts(str(out / "metadata.jsonl")), str(out / "metadata.jsonl"), ["chosen", "rejected"])
+    assert [len(row.given) for row in rows] == [2, 2]
+
+
+def test_samples_are_compared_with_those_of_the_same_model(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    add_records(run, [*scored(0, [0.0, 0.1]), *scored(0, [1.0, 0.9], iteration=5)])
+    write_scored_pairs(run, tmp_path / "pairs", "gold", 0.0)
+    assert [(row["chosen_score"], row["rejected_score"]) for row in rows_of(tmp_path / "pairs")] == [
+        (0.1, 0.0),
+        (1.0, 0.9),
+    ]
+
+
+def test_a_pair_differs_by_more_than_the_gap(tmp_path: Path) -> None:
+    add_records(tmp_path / "run", [*scored(0, [0.0, 0.5]), *scored(1, [0.0, 0.75])])
+    write_scored_pairs(tmp_path / "run", tmp_path / "pairs", None, 0.5)
+    assert [row["prompt"] for row in rows_of(tmp_path / "pairs")] == ["prompt 1"]
+    with pytest.raises(ValueError, match=r"no two samples of a prompt differ by more than 0\.8 in reward gold"):
+        write_scored_pairs(tmp_path / "run", tmp_path / "more", None, 0.8)
+    assert not (tmp_path / "more").exists()
+
+
+def test_a_reward_is_named_if_there_are_several(tmp_path: Path) -> None:
+    both = [record(0, 0, seed, None, sample=seed) | {"rewards": {"a": seed, "b": -seed}} for seed in range(2)]
+    add_records(tmp_path / "run", both)
+    with pytest.raises(ValueError, match="the samples have the rewards a, b; name one of them with --reward"):
+        write_scored_pairs(tmp_path / "run", tmp_path / "pairs", None, 0.0)
+    with pytest.raises(ValueError, match="the rewards a, b; and gold is not one of them"):
+        write_scored_pairs(tmp_path / "run", tmp_path / "pairs", "gold", 0.0)
+    write_scored_pairs(tmp_path / "run", tmp_path / "pairs", "b", 0.0)
+    assert rows_of(tmp_path / "pairs")[0]["chosen_score"] == 0
+
+
+def test_text_and_videos_are_written_too(tmp_path: Path) -> None:
+    text = [written(0, 0, f"answer {k}", sample=k) | {"rewards": {"gold": k}} for k in range(2)]
+    add_records(tmp_path / "text", text)
+    write_scored_pairs(tmp_path / "text", tmp_path / "pairs", None, 0.0)
+    (row,) = rows_of(tmp_path / "pairs", "data.jsonl")
+    assert (row["chosen"], row["rejected"]) == ("answer 1", "answer 0")
+    add_records(tmp_path / "film", scored(0, [0.0, 1.0], frames=3))
+    write_scored_pairs(tmp_path / "film", tmp_path / "films", None, 0.0)
+    (row,) = rows_of(tmp_path / "films")
+    assert (row["chosen_frames"], row["rejected_frames"]) == (3, 3)
+
+
+def test_what_is_left_out_is_told_and_nothing_is_replaced(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    add_records(run, scored(0, [0.0, 1.0, 2.0]))
+    (run / "samples" / record(0, 0, 2, None, sample=2)["image"]).unlink()
+    with (run / "samples/index.jsonl").open("a") as file:
+        file.write('{"phase": "eval", "iter')
+    _, notes = write_scored_pairs(run, tmp_path / "pairs", None, 0.0)
+    assert notes[1] == "left out: 1 samples whose images are missing"
+    assert "1 lines of" in notes[2]
+    assert rows_of(tmp_path / "pairs")[0]["chosen_score"] == 1.0
+    with pytest.raises(ValueError, match="exists; name a new file"):
+        write_scored_pairs(run, tmp_path / "pairs", None, 0.0)
+
+
+@pytest.mark.slow
+def test_the_command_reads_what_evaluate_writes_and_says_what_is_wrong(command, tmp_path: Path) -> None:
+    add_records(tmp_path / "made", scored(0, [0.0, 1.0]))
+    (tmp_path / "made/samples").rename(tmp_path / "samples")
+    status, said, _ = command("pairs", "samples", "--out", "pairs")
+    assert status == 0
+    assert said.splitlines() == ["pairs", "1 pairs of 1 prompts, by reward gold"]
+    status, _, told = command("pairs", "samples", "--out", "other", "--gap", "nan")
+    assert status != 0
+    assert "--gap is nan; give a number of 0 or more" in told
+    (tmp_path / "empty").mkdir()
+    status, _, told = command("pairs", "empty", "--out", "other")
+    assert status != 0
+    assert "empty has no index.jsonl of samples; name a run" in told
+
+
+def test_the_embedded_pairs_are_what_gold_says() -> None:
+    """The pairs were made by `flowgrpo evaluate` and `flowgrpo pairs`, and their scores can be made again."""
+    from flowgrpo.rewards.runner import RewardSet, RewardSpec
+
+    rows = with_given(read_prompts("scenes:pairs"), "scenes:pairs", ["chosen", "rejected"])
+    assert len(rows) == 156
+    import numpy as np
+    import torch
+
+    gold = RewardSet([RewardSpec("gold")])
+    for row in rows[::12]:
+        shown = [np.asarray(image.read()[0], dtype=np.float32) / 255 for image in row.given]
+        images = torch.from_numpy(np.stack(shown)).permute(0, 3, 1, 2)
+        columns = {"include": [row.columns["column_include"]] * 2, "tag": [row.columns["column_tag"]] * 2}
+        scores = gold.score(images, [row.text] * 2, columns).values[:, 0].tolist()
+        assert scores == [row.columns["chosen_score"], row.columns["rejected_score"]]
