@@ -21,7 +21,7 @@ from flowgrpo.configs.load import recipe_names
 from flowgrpo.core import advantages, neighbours, process, selection, trees
 from flowgrpo.core import forward_process as forward
 from flowgrpo.rewards import win_rate
-from flowgrpo.samplers import kernels, plans, schedules, solvers, windows
+from flowgrpo.samplers import kernels, plans, schedules, solvers, transitions, windows
 from flowgrpo.training.credit import step_credits
 from flowgrpo.training.images import critic
 from flowgrpo.training.losses import neighbour, transition
@@ -199,6 +199,16 @@ METHODS = (
         "that samples as its reference. That code draws a noise level for each pair; here three levels of the rollout "
         "are drawn for all pairs.",
         (forward.flow_dpo,),
+    ),
+    Method(
+        "Diffusion-DPO", "2311.12908", ("diffusion_dpo",),
+        "Pairs are given by the data. The error is the error of the velocity, as in Flow-DPO, and not of the noise. As "
+        "in the released code, the images of a pair share noise and noise level. That code draws one of 1,000 levels "
+        "for each pair; here three of the rollout's levels are drawn for all pairs of an iteration. The latents are "
+        "the mode of what the VAE encodes; the released code draws them. The released strength of 5,000 is for the "
+        "error of the noise and for all weights of SDXL. On the embedded pipeline 100, 500 and 2,000 were tried with "
+        "two learning rates, and 10 and 30 with one.",
+        (plans.given_plan, transitions.given_rollout),
     ),
 )  # fmt: skip
 

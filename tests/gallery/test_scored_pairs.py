@@ -10,7 +10,7 @@ import pytest
 
 from flowgrpo.gallery.scored_pairs import write_scored_pairs
 from flowgrpo.training.data import read_prompts, with_given
-from tests.gallery.folders import add_records, record, written
+from tests.gallery.folders import record, write_run, written
 
 
 def rows_of(folder: Path, name: str = "metadata.jsonl") -> list[dict[str, Any]]:
@@ -23,7 +23,7 @@ def scored(prompt: int, scores: list[float | None], iteration: int = 0, **change
 
 def test_the_best_and_the_worst_of_each_prompt_are_a_pair(tmp_path: Path) -> None:
     run, out = tmp_path / "run", tmp_path / "pairs"
-    add_records(run, [*scored(0, [0.5, 1.0, 0.0, None]), *scored(1, [0.25, 0.25]), *scored(2, [0.0, 0.75])])
+    write_run(run, [*scored(0, [0.5, 1.0, 0.0, None]), *scored(1, [0.25, 0.25]), *scored(2, [0.0, 0.75])])
 
     path, notes = write_scored_pairs(run, out, None, 0.0)
 
@@ -46,7 +46,7 @@ def test_the_best_and_the_worst_of_each_prompt_are_a_pair(tmp_path: Path) -> Non
 
 def test_samples_are_compared_with_those_of_the_same_model(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    add_records(run, [*scored(0, [0.0, 0.1]), *scored(0, [1.0, 0.9], iteration=5)])
+    write_run(run, [*scored(0, [0.0, 0.1]), *scored(0, [1.0, 0.9], iteration=5)])
     write_scored_pairs(run, tmp_path / "pairs", "gold", 0.0)
     assert [(row["chosen_score"], row["rejected_score"]) for row in rows_of(tmp_path / "pairs")] == [
         (0.1, 0.0),
@@ -55,7 +55,7 @@ def test_samples_are_compared_with_those_of_the_same_model(tmp_path: Path) -> No
 
 
 def test_a_pair_differs_by_more_than_the_gap(tmp_path: Path) -> None:
-    add_records(tmp_path / "run", [*scored(0, [0.0, 0.5]), *scored(1, [0.0, 0.75])])
+    write_run(tmp_path / "run", [*scored(0, [0.0, 0.5]), *scored(1, [0.0, 0.75])])
     write_scored_pairs(tmp_path / "run", tmp_path / "pairs", None, 0.5)
     assert [row["prompt"] for row in rows_of(tmp_path / "pairs")] == ["prompt 1"]
     with pytest.raises(ValueError, match=r"no two samples of a prompt differ by more than 0\.8 in reward gold"):
@@ -65,7 +65,7 @@ def test_a_pair_differs_by_more_than_the_gap(tmp_path: Path) -> None:
 
 def test_a_reward_is_named_if_there_are_several(tmp_path: Path) -> None:
     both = [record(0, 0, seed, None, sample=seed) | {"rewards": {"a": seed, "b": -seed}} for seed in range(2)]
-    add_records(tmp_path / "run", both)
+    write_run(tmp_path / "run", both)
     with pytest.raises(ValueError, match="the samples have the rewards a, b; name one of them with --reward"):
         write_scored_pairs(tmp_path / "run", tmp_path / "pairs", None, 0.0)
     with pytest.raises(ValueError, match="the rewards a, b; and gold is not one of them"):
@@ -76,11 +76,11 @@ def test_a_reward_is_named_if_there_are_several(tmp_path: Path) -> None:
 
 def test_text_and_videos_are_written_too(tmp_path: Path) -> None:
     text = [written(0, 0, f"answer {k}", sample=k) | {"rewards": {"gold": k}} for k in range(2)]
-    add_records(tmp_path / "text", text)
+    write_run(tmp_path / "text", text)
     write_scored_pairs(tmp_path / "text", tmp_path / "pairs", None, 0.0)
     (row,) = rows_of(tmp_path / "pairs", "data.jsonl")
     assert (row["chosen"], row["rejected"]) == ("answer 1", "answer 0")
-    add_records(tmp_path / "film", scored(0, [0.0, 1.0], frames=3))
+    write_run(tmp_path / "film", scored(0, [0.0, 1.0], frames=3))
     write_scored_pairs(tmp_path / "film", tmp_path / "films", None, 0.0)
     (row,) = rows_of(tmp_path / "films")
     assert (row["chosen_frames"], row["rejected_frames"]) == (3, 3)
@@ -88,7 +88,7 @@ def test_text_and_videos_are_written_too(tmp_path: Path) -> None:
 
 def test_what_is_left_out_is_told_and_nothing_is_replaced(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    add_records(run, scored(0, [0.0, 1.0, 2.0]))
+    write_run(run, scored(0, [0.0, 1.0, 2.0]))
     (run / "samples" / record(0, 0, 2, None, sample=2)["image"]).unlink()
     with (run / "samples/index.jsonl").open("a") as file:
         file.write('{"phase": "eval", "iter')
@@ -102,7 +102,7 @@ def test_what_is_left_out_is_told_and_nothing_is_replaced(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_the_command_reads_what_evaluate_writes_and_says_what_is_wrong(command, tmp_path: Path) -> None:
-    add_records(tmp_path / "made", scored(0, [0.0, 1.0]))
+    write_run(tmp_path / "made", scored(0, [0.0, 1.0]))
     (tmp_path / "made/samples").rename(tmp_path / "samples")
     status, said, _ = command("pairs", "samples", "--out", "pairs")
     assert status == 0

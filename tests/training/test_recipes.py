@@ -15,7 +15,16 @@ PUBLISHED = [
     name
     for name in recipe_names("images")
     if name
-    not in ("default", "mixgrpo_flash_guard", "mixgrpo_guard", "ac_flow", "euphonium", "flow_dpo", "loop_diffusion")
+    not in (
+        "default",
+        "mixgrpo_flash_guard",
+        "mixgrpo_guard",
+        "ac_flow",
+        "diffusion_dpo",
+        "euphonium",
+        "flow_dpo",
+        "loop_diffusion",
+    )  # fmt: skip
 ]
 
 

@@ -41,8 +41,8 @@ def given(subject: Subject) -> str:
     with replaced(denoiser.pipe.vae, decode=decode):
         denoiser.decode(state, record.prompts)
     expected = encoded(denoiser.pipe, images.to(subject.device), reached[0].ndim - 2).float()
-    error = float((torch.cat(reached).float() - expected).abs().max() / expected.abs().max())
-    if not error <= _ROUNDING[denoiser.probe.dtype]:
-        raise Failure(f"what enters the decoder differs from what the VAE has encoded by {error:.2g} of the largest")
+    worst = float((torch.cat(reached).float() - expected).abs().max() / expected.abs().max())
+    if not worst <= _ROUNDING[denoiser.probe.dtype]:
+        raise Failure(f"what enters the decoder differs from what the VAE has encoded by {worst:.2g} of the largest")
     size = f"{height}×{width}" if frames == 1 else f"{frames}×{height}×{width}"
-    return f"{size} pixels to state {list(state.shape[1:])}, error {error:.1g} of the largest number"
+    return f"{size} pixels to state {list(state.shape[1:])}, error {worst:.1g} of the largest number"
