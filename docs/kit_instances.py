@@ -81,6 +81,9 @@ def all_material() -> dict[str, Material]:
         "drawn": _drawn(),
         "scenes, red stars": replace(scenes, columns={"include": [STARS] * len(scenes)}),
         "scenes, short prompts": short,
+        "scenes, as if given": replace(
+            scenes, columns={"given_place": [row % 6 for row in range(24)], "given_places": [6] * 24}
+        ),
         "scenes, with a reference": replace(scenes, columns={"image": [REFERENCE_PICTURE] * len(scenes)}),
         "scenes, with questions": replace(scenes, columns={"questions": [[BRIGHT]] * len(scenes)}),
         "videos": replace(short.changed(videos), source="8 videos of 4 frames"),
@@ -208,6 +211,7 @@ def makers() -> dict[str, Maker]:
         Case("confidence", NONE, "stated", {"correct": "answer"}),
         Case("digit_share", NONE, "answers"),
         Case("equations", NONE, "worked"),
+        Case("given", NONE, "scenes, as if given"),
         Case("gold", NONE, options={"dense": True}),
         Case("jpeg_compressibility", NONE),
         Case("jpeg_incompressibility", NONE),

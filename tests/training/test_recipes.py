@@ -24,7 +24,7 @@ PUBLISHED = [
         "euphonium",
         "flow_dpo",
         "loop_diffusion",
-    )  # fmt: skip
+    )
 ]
 
 
