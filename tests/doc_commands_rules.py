@@ -42,6 +42,7 @@ from tests.convert.samples_of_tools import BASE, CONFIGS
 from tests.doc_commands_read import PAGES, Example, examples
 from tests.doc_commands_reader import EMBEDDED, NoRule, Reader, Rule, given
 from tests.doc_commands_stock import interrupted, put_prompts
+from tests.gallery.folders import record, write_run
 from tests.gallery.voting import Client
 from tests.inference import hub_server
 from tests.rewards.certificate import CERTIFICATE, KEY
@@ -368,6 +369,15 @@ def _gallery(reader: Reader, words: list[str], example: Example) -> list[str] | 
         reader.flowgrpo("gallery", *words)
     assert seen == [200, 200, 200]
     return None
+
+
+@rule("pairs")
+def _pairs(reader: Reader, words: list[str], example: Example) -> list[str]:
+    # Two images of a small model seldom differ in their reward, and a pair must.
+    told = str(given(["pairs"], words)["samples"])
+    scored = [record(0, prompt, seed, float(seed), sample=seed) for prompt in range(4) for seed in range(2)]
+    write_run(reader.home / "scored", scored)
+    return ["scored" if word == told else word for word in words]
 
 
 def put_marks(reader: Reader, file: Path, run: Path) -> None:
