@@ -161,13 +161,16 @@ def _print_findings(checked: Checked, seen: tuple[str, list[PromptRow]] | None) 
 def _print_counts(recipe: Recipe | MaskedRecipe) -> None:
     from ..parts.traits import trained
     from ..training.planning import budget_line, clip_bounds, ends_early, forecast, nfe_of, search_line
+    from ..training.recipe_prompts import given_columns
 
     expected, noun = forecast(recipe), "completion" if recipe.task == "masked" else "image"
     say(
         f"{recipe.rollout.prompts} prompts × {expected.images // recipe.rollout.prompts} {noun}s = {expected.images} "
         f"{noun}s an iteration, {recipe.run.iterations} iterations"
     )
-    if recipe.rollout.chunk is not None:
+    if columns := given_columns(recipe):
+        say(f"nothing is sampled: the images are in the columns {', '.join(columns)} of {recipe.data.train}")
+    elif recipe.rollout.chunk is not None:
         say(f"sampled and decoded {recipe.rollout.chunk} prompts at a time; the lines below do not depend on it")
     say(
         f"{expected.optimizer_steps} optimizer step(s) an iteration, {expected.on_policy_steps} of them strictly "

@@ -155,6 +155,8 @@ class RolloutRunner:
         own batched arithmetic.
         """
         plan = self.plan
+        if plan.given:
+            raise ValueError("the plan takes its images from the data, so there is nothing to sample and no tree")
         roots = [(first + k, r) for k in range(len(keys)) for r in range(plan.roots)]
         tree = _Tree(roots)
         root_keys = list(noises or [address(key, 0, r) for key in keys for r in range(plan.roots)])

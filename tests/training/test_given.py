@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from flowgrpo.training.folder.run_folder import RunFolder
 from flowgrpo.training.planning import forecast, nfe_of
 from flowgrpo.training.session import Session
 from flowgrpo.training.trainer import Trainer
+from tests.training import ranks
 
 
 def picture(path: Path, seed: int, size: tuple[int, int] = (64, 64)) -> None:
@@ -86,9 +88,7 @@ def test_given_images_are_trained_without_sampling(random_pipeline: Path, pairs:
 
 
 @pytest.mark.slow
-def test_chunks_and_processes_of_given_images_change_nothing(
-    random_pipeline: Path, pairs: Path, tmp_path: Path
-) -> None:
+def test_chunks_of_given_images_change_nothing(random_pipeline: Path, pairs: Path, tmp_path: Path) -> None:
     whole = trainer_of(tmp_path / "whole", words(random_pipeline, pairs, "rollout.decode_batch=2"))
     parts = trainer_of(tmp_path / "parts", words(random_pipeline, pairs, "rollout.decode_batch=2", "rollout.chunk=1"))
     _, one = whole.collect(0)
@@ -105,13 +105,38 @@ def test_chunks_and_processes_of_given_images_change_nothing(
 
 
 @pytest.mark.slow
+def test_a_run_on_two_processes_equals_a_run_on_one(random_pipeline: Path, pairs: Path, tmp_path: Path) -> None:
+    # A batch holds the same states on one process and on two.
+    same = ("rollout.batch=2", "rollout.decode_batch=2", "run.iterations=2", "run.sample_every=1")
+    more = words(random_pipeline, pairs, *same)
+    ranks.run_all(
+        [
+            {"words": ["train", "diffusion_dpo", "--out", str(tmp_path / name), *more], "count": count, "log": log}
+            for name, count, log in (("one", 1, str(tmp_path / "log1")), ("two", 2, str(tmp_path / "log2")))
+        ]
+    )
+    runs = [RunFolder.open(tmp_path / name) for name in ("one", "two")]
+    one, two = ([line for line in run.read_metrics() if "loss" in line] for run in runs)
+    assert [line["preferred"] for line in one] == [line["preferred"] for line in two]
+    assert [line["loss"] for line in two] == pytest.approx([line["loss"] for line in one], rel=1e-5)
+    shown = [
+        [(row["prompt"], row["rewards"], (run.path / "samples" / row["image"]).read_bytes()) for row in index_of(run)]
+        for run in runs
+    ]
+    assert shown[0] == shown[1]
+    assert len(shown[0]) == 2 * 6
+
+
+def index_of(run: RunFolder) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in run.index.read_text().splitlines()]
+
+
+@pytest.mark.slow
 def test_a_resumed_run_on_given_images_equals_an_unbroken_one(random_pipeline: Path, pairs: Path, command) -> None:
     run = {"iterations": 3, "checkpoint_every": 1, "sample_every": 1, "keep": 3}
     more = [*words(random_pipeline, pairs), f"run={json.dumps(run)}"]
     assert command("train", "diffusion_dpo", "--out", "one", *more)[0] == 0
     assert command("train", "diffusion_dpo", "--out", "two", *more)[0] == 0
-    import shutil
-
     shutil.rmtree(Path("two/checkpoints/iter-000003"))
     shutil.rmtree(Path("two/checkpoints/iter-000002"))
     assert command("resume", "two")[0] == 0
@@ -171,6 +196,16 @@ def test_a_recipe_on_given_images_says_what_it_costs(tmp_path: Path) -> None:
     assert (found.counts[0].evaluations, found.counts[0].leaves, found.images) == (0, 2, 32)
     nfe = nfe_of(recipe, found)
     assert (nfe.old, nfe.theta) == (0, 3)
+
+
+@pytest.mark.slow
+def test_plan_says_that_nothing_is_sampled_and_draws_no_tree(command) -> None:
+    status, said, _ = command("plan", "diffusion_dpo")
+    assert status == 0
+    assert "nothing is sampled: the images are in the columns chosen, rejected of scenes:pairs" in said
+    status, _, told = command("plan", "diffusion_dpo", "--draw")
+    assert status != 0
+    assert "the plan takes its images from the data, so there is nothing to sample and no tree" in told
 
 
 @pytest.mark.parametrize(
