@@ -79,7 +79,7 @@ function rewardCharts(all, unit) {
       values: near ? one.values.map((value) => (value === null ? null : value - 1)) : one.values });
     const drawn = shown.filter((one) => one?.values.some((value) => value !== null));
     const constant = still(near ? `${key} − 1` : key, drawn);
-    return [/^(ratio\b|clip_share|approx_kl|kl\b|grad_norm|(length|truncated|entropy|sampler_gap)$)/.test(key),
+    return [/^(ratio\b|preferred$|clip_share|approx_kl|kl\b|grad_norm|(length|truncated|entropy|sampler_gap)$)/.test(key),
       constant ?? draw(near ? `${key} − 1` : key, shown)];
   });
   return { main: main.filter(Boolean), learning: others.filter(([first]) => first).map(([, one]) => one).filter(Boolean),

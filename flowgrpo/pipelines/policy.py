@@ -152,12 +152,13 @@ class FlowPolicy:
         return runner.run(keys[chosen], chosen.start, noises)
 
     def given(
-        self, samples: Sequence[Sequence[Image.Image]], prompts: Sequence[str], plan: Plan, chunk: slice
+        self, samples: Sequence[Callable[[], list[Image.Image]]], prompts: Sequence[str], plan: Plan, chunk: slice
     ) -> tuple[Rollout, Tensor]:
         """Given pictures or videos as a rollout without steps, and as the images that rewards see, on the CPU.
 
         Args:
-            samples: of the prompts of the chunk, as many of each as the plan has roots; see `Denoiser.encode`.
+            samples: functions that read the samples of the prompts of the chunk, as many of each as the plan has roots;
+                see `Denoiser.encode`. A batch of them is in memory at a time.
             prompts: all prompts.
             plan: whose images are given.
             chunk: the range of prompts.
@@ -171,7 +172,7 @@ class FlowPolicy:
         with offload_of(self.denoiser.pipe).needed("vae", when_called=True):
             for k in range(0, len(owners), size):
                 texts = [prompts[p] for p in owners[k : k + size]]
-                x, shown = self.denoiser.encode(samples[k : k + size], texts, self.device)
+                x, shown = self.denoiser.encode([read() for read in samples[k : k + size]], texts, self.device)
                 states.append(x if self.store is None else self.store(x))
                 images.append(shown)
         return given_rollout(owners, plan.roots, plan.num_steps, concatenated(states)), torch.cat(images)

@@ -325,7 +325,7 @@ class FlowTask(PolicyTask):
         def made(chunk: slice) -> tuple[Rollout, Tensor]:
             if plan.given:
                 with clock.part("decode"):
-                    samples = [sample.read() for row in rows[chunk] for sample in row.given]
+                    samples = [sample.read for row in rows[chunk] for sample in row.given]
                     return policy.given(samples, prompts, plan, chunk)
             with clock.part("denoiser"):
                 rollout = policy.sample(prompts, keys, plan, guide=guide, cuts=starts, chunk=chunk, told=clock.count)

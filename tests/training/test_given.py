@@ -18,6 +18,7 @@ from flowgrpo.configs.load import RecipeError, load_recipe
 from flowgrpo.pipelines.conformance.conform import TINY
 from flowgrpo.training.checking import check
 from flowgrpo.training.data import read_prompts, with_given
+from flowgrpo.training.folder.model_card import CardFacts, card_text
 from flowgrpo.training.folder.run_folder import RunFolder
 from flowgrpo.training.planning import forecast, nfe_of
 from flowgrpo.training.session import Session
@@ -242,6 +243,12 @@ def test_columns_that_do_not_fit_are_refused(more: list[str], why: str) -> None:
 def test_what_cannot_go_with_given_images_is_refused(more: list[str], why: str) -> None:
     with pytest.raises(RecipeError, match=why):
         load_recipe("diffusion_dpo", more)
+
+
+def test_the_card_of_a_result_says_that_images_were_given() -> None:
+    said = "It was trained on images that the data give, and that rewards rank, by flowgrpo."
+    assert said in card_text(load_recipe("diffusion_dpo"), [], CardFacts("lora", 6))
+    assert said not in card_text(load_recipe("flow_dpo"), [], CardFacts("lora", 6))
 
 
 def faults(*more: str) -> list[str]:

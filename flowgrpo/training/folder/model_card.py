@@ -18,6 +18,7 @@ import yaml
 
 from ...configs.schema import AnyRecipe, MaskedRecipe, Recipe
 from ...configs.yaml_text import Dumper
+from ...parts.traits import offering
 from .card_snippets import snippet
 from .files import write_text
 from .leftovers import RESULTS
@@ -76,10 +77,12 @@ def card_text(recipe: AnyRecipe, metrics: Sequence[Mapping[str, Any]], facts: Ca
     head = yaml.dump(_head(recipe, facts, base if published else None), Dumper=Dumper, sort_keys=False)
     what = {"lora": "A LoRA for", "pipeline": "The pipeline", "model": "The language model"}[facts.kind]
     done = "" if facts.kind == "lora" else ", with trained weights"
+    given = isinstance(recipe, Recipe) and offering(recipe.sampler.plan, "given")
+    on = "images that the data give, and that rewards rank," if given else "rewards"
     parts = [
         f"---\n{head}# license: choose one; the licence of the base model may decide which\n---",
         f"# {plain_line(recipe.name)}",
-        f"{what} {_base_in_words(recipe, base, published)}{done}. It was trained on rewards by flowgrpo.",
+        f"{what} {_base_in_words(recipe, base, published)}{done}. It was trained on {on} by flowgrpo.",
         "## Training\n\n" + "\n".join(_table(_rows(recipe, facts, base))),
         *_scores(recipe, metrics, facts),
         f"## Use\n\n{snippet(recipe, facts, base, published)}",
