@@ -120,6 +120,30 @@ def simpo(logp: Tensor, lengths: Tensor, pairs: Tensor, *, beta: Positive = 2.0,
 
 
 @per_answer
+def likelihood(logp: Tensor, lengths: Tensor) -> Tensor:
+    """`-logp / |w|`: supervised fine-tuning on every answer, whatever its advantage. Each answer counts the same.
+
+    Args:
+        logp: [B] summed log-probs, with gradient.
+        lengths: [B] numbers of columns, at least 1.
+
+    Returns:
+        [B].
+    """
+    return -logp / lengths.to(logp)
+
+
+def preferred_pairs(likely: Tensor, pairs: Tensor) -> Tensor:
+    """[P] whether the winner of each pair is likelier than the loser: 1, 0, or 0.5 if both are as likely.
+
+    Args:
+        likely: [B] a measure of how likely each row is, such as its log-ratio to the reference.
+        pairs: [P, 2] rows of winner and loser.
+    """
+    return _gap(likely, pairs).sign() / 2.0 + 0.5
+
+
+@per_answer
 def group_regression(
     logp: Tensor, old_logp: Tensor, advantages: Tensor, groups: Tensor | Sequence[int], *, beta: Positive = 1.0
 ) -> Tensor:
@@ -327,5 +351,6 @@ ANSWER_LOSSES: dict[str, Callable[..., Tensor]] = {
     "contrastive": contrastive,
     "disco": disco,
     "inpo": inpo,
+    "likelihood": likelihood,
 }
 """`loss(logp, ..., *, ...) -> [n]`: a run passes the parameters before the `*` by name."""

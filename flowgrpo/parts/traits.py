@@ -22,7 +22,7 @@ OFFERED = {
     "splits": "the images of a prompt separate at steps where every state splits",
     "branches": "a state may become several images",
     "noiseless": "none of its steps has noise",
-    "given": "the data give its images, and it samples nothing",
+    "given": "the data give its samples, and nothing is sampled",
     "neighbours": "it trains steps without noise, as choices among neighbours",
     "divergence": "it tells how far the policy has moved since it last saw a prompt",
     "teachers": "it gives completions a context in which the policy teaches itself",

@@ -56,7 +56,7 @@ OF_TEXT = ("completion_ids", "truncated")
 """Columns that a run of text adds to the columns of the prompts: the token ids of each completion, and whether it was
 cut at the longest length."""
 OF_GIVEN = ("given_place", "given_places")
-"""Columns that a run on given images adds: the place of an image among the images of its prompt, 0 for the best, and
+"""Columns that a run on given samples adds: the place of a sample among the samples of its prompt, 0 for the best, and
 their number."""
 FROM_RUN = (*OF_TEXT, *OF_GIVEN)
 """Columns that are given to a reward that names them, and not to one that takes any column."""
@@ -254,8 +254,8 @@ class Reward:
             )
         if OF_GIVEN[0] in missing:
             raise ValueError(
-                f"reward {self.name!r} reads how the data rank given images, and these images are sampled; use "
-                "sampler.plan given, and name rewards that see images for evaluations, with evaluate.rewards"
+                f"reward {self.name!r} reads how the data rank given samples, and these samples are not given; use "
+                "sampler.plan given (text: rollout.form given), and in evaluations other rewards, with evaluate.rewards"
             )
         other = "completions" if kind == "images" else "images"
         if other in missing:

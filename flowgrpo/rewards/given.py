@@ -1,4 +1,4 @@
-"""The ranks or scores that the data give to images which stand in the place of samples."""
+"""The ranks or scores that the data give to images and completions which stand in the place of samples."""
 
 from __future__ import annotations
 
@@ -6,21 +6,19 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
-
 from .within import signature_of
 
 
 class Given:
-    """How the data rank given images, for sampler plan `given`.
+    """How the data rank given samples, for sampler plan `given` of images and form `given` of text.
 
-    The first image of a prompt has 1, the last has 0, and the images between them are evenly spaced. If the data have
+    The first sample of a prompt has 1, the last has 0, and the samples between them are evenly spaced. If the data have
     scores of their own, `scores` names their columns. Pick-a-Pic, for example, has `label_0` and `label_1`: 1 for the
     better image, 0 for the other, and 0.5 for both of a tie.
 
     Args:
-        scores: columns with a number for each image, in the order of `sampler.plan.columns`. Without them, the order of
-            the columns is the rank.
+        scores: columns with a number for each sample, in the order of the columns that hold the samples. Without them,
+            the order of the columns is the rank.
 
     Raises:
         ValueError: a column is named twice.
@@ -30,39 +28,37 @@ class Given:
 
     def __init__(self, scores: Sequence[str] = ()) -> None:
         if isinstance(scores, str) or len(set(scores)) < len(scores):
-            raise ValueError(f"given: scores is {scores!r}; give a list of columns, one for each image of a prompt")
+            raise ValueError(f"given: scores is {scores!r}; give a list of columns, one for each sample of a prompt")
         self.scores = list(scores)
-        self.__signature__ = signature_of("images", "prompts", "given_place", "given_places", *self.scores)
+        self.__signature__ = signature_of("prompts", "given_place", "given_places", *self.scores)
 
     def __call__(
         self,
-        images: Tensor,
         prompts: Sequence[str],
         given_place: Sequence[int],
         given_places: Sequence[int],
         **columns: Sequence[Any],
     ) -> list[float | None]:
-        """Return the rank or the score of each image.
+        """Return the rank or the score of each image or completion.
 
         Args:
-            images: [B, 3, H, W], not used.
             prompts: B texts, not used.
-            given_place: B places of the images among the images of their prompts, 0 for the best.
-            given_places: B numbers of images of a prompt.
+            given_place: B places of the samples among the samples of their prompts, 0 for the best.
+            given_places: B numbers of samples of a prompt.
             columns: name -> B numbers.
 
         Returns:
             B numbers, None where the data have no score.
 
         Raises:
-            ValueError: there is not one column of scores for each image, or a score is no number.
+            ValueError: there is not one column of scores for each sample, or a score is no number.
         """
         if not self.scores:
             return [1.0 - place / max(count - 1, 1) for place, count in zip(given_place, given_places)]
         if given_places and given_places[0] != len(self.scores):
             raise ValueError(
-                f"given: scores names {len(self.scores)} columns, and a prompt has {given_places[0]} images; name one "
-                "column for each image"
+                f"given: scores names {len(self.scores)} columns, and a prompt has {given_places[0]} samples; name one "
+                "column for each sample"
             )
         return [_number(columns[self.scores[place]][row], self.scores[place]) for row, place in enumerate(given_place)]
 
@@ -71,5 +67,5 @@ def _number(value: Any, column: str) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ValueError(f"given: column `{column}` has {value!r:.80}; write a number for each image, or null")
+        raise ValueError(f"given: column `{column}` has {value!r:.80}; write a number for each sample, or null")
     return float(value)

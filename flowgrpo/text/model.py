@@ -135,6 +135,10 @@ class LanguageModel:
         """A text that is put into a prompt or a completion: nothing in it stands for a picture, see `without_marks`."""
         return text if self.processor is None else without_marks(text, self._signs)
 
+    def answer_tokens(self, text: str) -> list[int]:
+        """The token ids of a whole completion that the model did not write: its words and an end token."""
+        return [*self.tokenizer.encode(self.words(text), add_special_tokens=False), self.answer_end]
+
     @cached_property
     def _signs(self) -> list[str]:
         """The texts of the tokens of `unsaid`."""

@@ -38,6 +38,7 @@ from .recipe_plans import check_plans, idle_plan_options
 from .recipe_prompts import (
     check_data,
     columns_of_run,
+    given_columns,
     note_left_out,
     note_oddities,
     note_shared_prompts,
@@ -48,6 +49,7 @@ from .recipe_rounds import is_uneven, refuse_comparisons
 from .text.answer_objective import tried
 from .text.forms import FORMS
 from .text.forms.filling import missing_columns
+from .text.forms.from_data import answer_of
 
 HIGHEST_FULL_RATE = 2e-4
 """On the embedded model, full weights learn at 1e-4; at the LoRA's 1e-3 ten iterations ruin it."""
@@ -273,6 +275,15 @@ def _form(found: Checked) -> None:
     if isinstance(recipe, TextRecipe) and data is not None and recipe.rollout.form.name in FORMS:
         faults = missing_columns(recipe.rollout.form, column_names(data.train.rows))
         found.findings += [Fault("fault", f"{recipe.data.train}: {one}", "rollout.form") for one in faults]
+        if not found.texts("fault"):
+            found.attempt("rollout.form", _answers, recipe, data.train.rows)
+
+
+def _answers(recipe: TextRecipe, rows: Sequence[PromptRow]) -> None:
+    """Check that the data give a completion of every prompt, if the recipe takes them from there."""
+    for row in rows:
+        for column in given_columns(recipe):
+            answer_of(row, column)
 
 
 def _rewards(found: Checked) -> None:

@@ -47,7 +47,7 @@ def read_prompts(source: str, fetch: bool = True) -> list[PromptRow]:
 
     A data set is a folder that `save_to_disk` has written, a folder like a repository of the hub, or `hub:OWNER/NAME`.
     After a `?`, the source may say more, see `configs.prompt_source`. The embedded sets are `train`, `heldout` and
-    `test` of `scenes` and `arithmetic`, such as `scenes:train`, and `scenes:pairs`, pairs of images for plan `given`.
+    `test` of `scenes` and `arithmetic`, such as `scenes:train`, and the pairs of given samples `scenes:pairs` and `arithmetic:pairs`.
 
     All formats but `.txt` need a column `prompt`, or the column that the source names. Without it, one of `OTHER_NAMES`
     is the prompt. Capitals do not matter. The rewards get the other columns by name. A prompt may be a conversation, a

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from ..configs.prompt_source import HUB, prompt_source
-from ..configs.schema import AnyRecipe, Recipe, TextRecipe
+from ..configs.schema import AnyRecipe, MaskedRecipe, Recipe, TextRecipe
 from ..configs.sections import SPLITS
 from ..parts.traits import offering
 from ..rewards.base import OF_GIVEN, OF_TEXT, RESERVED
@@ -95,21 +95,21 @@ def picture_column(rows: Sequence[PromptRow], source: str) -> str:
 
 
 def given_columns(recipe: AnyRecipe) -> Sequence[str]:
-    """The columns of the training prompts with images in the place of samples; empty if the recipe samples."""
-    if not isinstance(recipe, Recipe) or not offering(recipe.sampler.plan, "given"):
+    """The columns of the training prompts that hold what stands in the place of samples; empty if a recipe samples."""
+    if isinstance(recipe, MaskedRecipe):
         return ()
-    columns: Sequence[str] = recipe.sampler.plan.get("columns") or ("chosen", "rejected")
-    return columns
+    chosen = recipe.sampler.plan if isinstance(recipe, Recipe) else recipe.rollout.form
+    columns: Sequence[str] = chosen.get("columns") or ("chosen", "rejected")
+    return columns if offering(chosen, "given") else ()
 
 
 def columns_of_run(recipe: AnyRecipe, evaluation: bool = False) -> tuple[str, ...]:
     """The names of the columns that a run, or its evaluation, gives to rewards, see `Collected.given`."""
-    if given_columns(recipe):
-        # An evaluation samples its images.
-        return () if evaluation else OF_GIVEN
+    # An evaluation samples.
+    own = OF_GIVEN if given_columns(recipe) and not evaluation else ()
     if not isinstance(recipe, TextRecipe):
-        return ()
-    return OF_TEXT if recipe.parts is None else (*OF_TEXT, "parts")
+        return own
+    return (*OF_TEXT, *own) if recipe.parts is None else (*OF_TEXT, *own, "parts")
 
 
 def with_revisions(recipe: AnyRecipe, processes: Processes) -> AnyRecipe:
@@ -140,7 +140,7 @@ def check_data(found: Checked) -> Data | None:
     train = rows["train"]
     if train is not None:
         found.attempt("rollout.prompts", _enough, recipe, train)
-        if columns := given_columns(recipe):
+        if isinstance(recipe, Recipe) and (columns := given_columns(recipe)):
             train = found.attempt("sampler.plan.columns", with_given, train, recipe.data.train, columns)
     if recipe.data.heldout is None and "heldout" not in recipe.data.model_fields_set:
         text = (

@@ -54,7 +54,7 @@ from .reporting.reporter import Reporter
 from .stopping import Stop
 from .tasks import FlowTask, Task
 from .text.answer_objective import compares
-from .text.checked_prompts import Note, check_prompts
+from .text.checked_prompts import Note, check_answers, check_prompts
 from .text.text_policy import TextPolicy, check_positions
 from .text.text_task import TextTask
 from .trainer import Trainer
@@ -313,6 +313,7 @@ def load_text_task(
         lambda row, count: check_positions(language, row.text, count, recipe.generation.max_tokens),
         note,
     )
+    check_answers(recipe, data, language.answer_tokens, note)
     if model.pictures:
         some = [language.encode(row.text, row.messages, row.pictures) for row in data.train.rows[:LOOKED_AT]]
         # In a short prompt with a small picture, positions may be the same by several rules.

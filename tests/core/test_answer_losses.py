@@ -12,7 +12,9 @@ from flowgrpo.core.answer_losses import (
     dpo,
     group_regression,
     inpo,
+    likelihood,
     pairs_of,
+    preferred_pairs,
     real,
     simpo,
 )
@@ -260,3 +262,16 @@ def test_gradients_are_those_of_finite_differences(loss):
 def test_bad_input_is_named(call, words):
     with pytest.raises(ValueError, match=words):
         call()
+
+
+def test_the_likelihood_of_an_answer_is_the_mean_over_its_tokens():
+    logp = torch.tensor([-6.0, -1.0], requires_grad=True)
+    loss = likelihood(logp, torch.tensor([3, 2]))
+    assert loss.tolist() == [2.0, 0.5]
+    loss.sum().backward()
+    torch.testing.assert_close(logp.grad, torch.tensor([-1 / 3, -1 / 2]))
+
+
+def test_a_pair_is_preferred_if_its_winner_is_likelier():
+    pairs = torch.tensor([[0, 1], [1, 0], [2, 3]])
+    assert preferred_pairs(torch.tensor([2.0, 1.0, 0.5, 0.5]), pairs).tolist() == [1.0, 0.0, 0.5]

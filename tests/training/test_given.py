@@ -64,7 +64,7 @@ def weights_of(trainer: Trainer) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.slow
-def test_given_images_are_trained_without_sampling(random_pipeline: Path, pairs: Path, tmp_path: Path) -> None:
+def test_given_samples_are_trained_without_sampling(random_pipeline: Path, pairs: Path, tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path / "run", words(random_pipeline, pairs))
     first, second = trainer.iterate(0), trainer.iterate(1)
 
@@ -89,7 +89,7 @@ def test_given_images_are_trained_without_sampling(random_pipeline: Path, pairs:
 
 
 @pytest.mark.slow
-def test_chunks_of_given_images_change_nothing(random_pipeline: Path, pairs: Path, tmp_path: Path) -> None:
+def test_chunks_of_given_samples_change_nothing(random_pipeline: Path, pairs: Path, tmp_path: Path) -> None:
     whole = trainer_of(tmp_path / "whole", words(random_pipeline, pairs, "rollout.decode_batch=2"))
     parts = trainer_of(tmp_path / "parts", words(random_pipeline, pairs, "rollout.decode_batch=2", "rollout.chunk=1"))
     _, one = whole.collect(0)
@@ -133,7 +133,7 @@ def index_of(run: RunFolder) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_a_resumed_run_on_given_images_equals_an_unbroken_one(random_pipeline: Path, pairs: Path, command) -> None:
+def test_a_resumed_run_on_given_samples_equals_an_unbroken_one(random_pipeline: Path, pairs: Path, command) -> None:
     run = {"iterations": 3, "checkpoint_every": 1, "sample_every": 1, "keep": 3}
     more = [*words(random_pipeline, pairs), f"run={json.dumps(run)}"]
     assert command("train", "diffusion_dpo", "--out", "one", *more)[0] == 0
@@ -155,7 +155,7 @@ def test_scores_of_the_data_are_the_rewards(random_pipeline: Path, pairs: Path, 
 
 
 @pytest.mark.slow
-def test_a_model_reward_may_rank_the_given_images(random_pipeline: Path, pairs: Path, tmp_path: Path) -> None:
+def test_a_model_reward_may_rank_the_given_samples(random_pipeline: Path, pairs: Path, tmp_path: Path) -> None:
     trainer = trainer_of(
         tmp_path / "run", words(random_pipeline, pairs, "rewards=[{name: jpeg_compressibility}]", "rollout.group=2")
     )
@@ -163,7 +163,7 @@ def test_a_model_reward_may_rank_the_given_images(random_pipeline: Path, pairs: 
 
 
 @pytest.mark.slow
-def test_matching_learns_the_given_images(random_pipeline: Path, pairs: Path, tmp_path: Path) -> None:
+def test_matching_learns_the_given_samples(random_pipeline: Path, pairs: Path, tmp_path: Path) -> None:
     more = ["objective.loss=matching", "sampler.plan.columns=[chosen]", "rollout.group=1"]
     trainer = trainer_of(tmp_path / "run", words(random_pipeline, pairs, *more))
     losses = [trainer.iterate(k)["loss"] for k in range(6)]
@@ -191,7 +191,7 @@ def test_given_videos_are_trained(tmp_path: Path) -> None:
         trainer_of(tmp_path / "other", more)
 
 
-def test_a_recipe_on_given_images_says_what_it_costs(tmp_path: Path) -> None:
+def test_a_recipe_on_given_samples_says_what_it_costs(tmp_path: Path) -> None:
     recipe = load_recipe("diffusion_dpo")
     found = forecast(recipe)
     assert (found.counts[0].evaluations, found.counts[0].leaves, found.images) == (0, 2, 32)
@@ -240,7 +240,7 @@ def test_columns_that_do_not_fit_are_refused(more: list[str], why: str) -> None:
         ),
     ],
 )
-def test_what_cannot_go_with_given_images_is_refused(more: list[str], why: str) -> None:
+def test_what_cannot_go_with_given_samples_is_refused(more: list[str], why: str) -> None:
     with pytest.raises(RecipeError, match=why):
         load_recipe("diffusion_dpo", more)
 
@@ -265,7 +265,7 @@ def test_faults_of_the_data_are_told_before_the_run(pairs: Path) -> None:
     (absent,) = faults(f"data.train={pairs}", "rollout.prompts=3", "sampler.plan.columns=[chosen, other]")
     assert "no column 'other' of images (it has better, chosen, rejected, worse)" in absent
     (evaluated,) = faults("evaluate.rewards=[{name: given}]")
-    assert "reward 'given' reads how the data rank given images, and these images are sampled" in evaluated
+    assert "reward 'given' reads how the data rank given samples, and these samples are not given" in evaluated
 
 
 def test_a_number_of_frames_divides_the_width(pairs: Path) -> None:

@@ -19,6 +19,8 @@ Size = tuple[int, int]
 # DrawBench and UniGenBench have these names for the column `prompt`.
 OTHER_NAMES = ("prompts", "prompt_en", "prompt_zh")
 ASSISTANT = "assistant"
+PAIR = ("chosen", "rejected")
+"""Columns of preference data, from which the prompt is read if there is no column for it."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,8 @@ def row_of(place: str, index: int, entry: Any, column: str | None) -> PromptRow:
     """
     if isinstance(entry, str):
         entry = {"prompt": entry} if column is None else entry
+    if isinstance(entry, dict) and column is None and _is_implicit(entry):
+        entry = {"prompt": _common(place, *(entry[name] for name in PAIR)), **entry}
     key = _prompt_column(place, entry if isinstance(entry, dict) else None, column, type(entry).__name__)
     for name, value in entry.items():
         if (why := unwritable(value)) is not None:
@@ -139,6 +143,29 @@ def _prompt_column(place: str, names: Collection[Any] | None, column: str | None
     return known["prompt"] if "prompt" in known else others[0]
 
 
+def _is_implicit(names: Collection[Any]) -> bool:
+    """Whether preference data have no column for the prompt, because their conversations begin with it."""
+    known = {name.lower() for name in names if isinstance(name, str)}
+    return set(PAIR) <= set(names) and not known & {"prompt", *OTHER_NAMES}
+
+
+def _common(place: str, chosen: Any, rejected: Any) -> list[Any]:
+    """The messages with which two conversations begin, up to the answers.
+
+    Raises:
+        ValueError: they are no conversations, or do not begin alike.
+    """
+    if isinstance(chosen, list) and isinstance(rejected, list):
+        count = next((k for k, (one, other) in enumerate(zip(chosen[:-1], rejected[:-1])) if one != other), None)
+        shared = chosen[: min(len(chosen), len(rejected)) - 1] if count is None else chosen[:count]
+        if shared:
+            return shared
+    raise ValueError(
+        f"{place}: there is no `prompt`, and `chosen` and `rejected` are no conversations that begin alike; write the "
+        "prompt into a column `prompt`"
+    )
+
+
 def _worded(place: str, index: int, key: str, said: Any, columns: Mapping[str, Any]) -> PromptRow:
     if isinstance(said, list):
         messages = _conversation(place, said)
@@ -158,9 +185,13 @@ def stored_rows(table: StoredTable, chosen: range, source: PromptSource) -> list
         ValueError: there is no column of prompts, or a row has no prompt.
     """
     places = list(table.places())
-    key = _prompt_column(places[0], table.names, source.column)
-    names = tuple(name for name in table.names if name != key)
-    said = table.values(key)
+    if source.column is None and _is_implicit(table.names):
+        names, key = table.names, PAIR[0]
+        both = [table.values(name) for name in PAIR]
+        said = [_common(place, *pair) for place, *pair in zip(places, *both, strict=True)]
+    else:
+        key = _prompt_column(places[0], table.names, source.column)
+        names, said = tuple(name for name in table.names if name != key), table.values(key)
     return [
         _worded(places[row], index, key, said[row], StoredColumns(table, row, names))
         for index, row in enumerate(chosen)

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from ...core.advantages import group_index
-from ...core.answer_losses import dpo, pairs_of
+from ...core.answer_losses import dpo, pairs_of, preferred_pairs
 from ...core.surrogates import require_gradient
 from ...parts.asked import answered, asked, not_given
 from ...parts.choice import Choice, Of, choices, named
 from ...parts.needs import needs
 from ...parts.traits import whole_groups
+from ..losses.objective import pair
 from .distilled_objective import DistilledObjective
 from .expert_objective import GuidedObjective
 from .part_ratios import PartRatios
@@ -112,10 +113,17 @@ class AnswerObjective(TextObjective):
         before = torch.where(scored.mask, scored.old, 0.0).sum(1)
         lengths = scored.mask.sum(1).clamp(min=1)
         advantage, own = scored.advantage[mine], groups[mine]
-        pairs = pairs_of(advantage, own) if "pairs" in self._asks else None
+        pairs = pairs_of(advantage, own) if "pairs" in self._asks or not experience.drawn else None
+        known: dict[str, Tensor] = {}
+
+        def reference() -> Tensor:
+            if not known:
+                known["sums"] = torch.where(scored.mask, self._reference(experience, scored), 0.0).sum(1)[mine]
+            return known["sums"]
+
         has: dict[str, Callable[[], Any]] = {
             "logp": lambda: whole[mine],
-            "ref_logp": lambda: torch.where(scored.mask, self._reference(experience, scored), 0.0).sum(1)[mine],
+            "ref_logp": reference,
             "old_logp": lambda: before[mine],
             "lengths": lambda: lengths[mine],
             "log_ratio": lambda: ((whole - before) / lengths)[mine],
@@ -130,6 +138,9 @@ class AnswerObjective(TextObjective):
         metrics = {"loss": torch.stack([losses.detach().sum(), losses.new_tensor(len(losses))])}
         if pairs is not None:
             metrics["pairs"] = whole.new_tensor([len(pairs), len(groups.unique())])
+            if not experience.drawn:
+                likely = (whole[mine] - known["sums"]) if known else (whole / lengths)[mine]
+                metrics["preferred"] = pair(preferred_pairs(likely.detach(), pairs))
         return loss, metrics
 
 

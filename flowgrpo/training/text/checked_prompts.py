@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from ...configs.schema import MaskedRecipe, TextRecipe
 from ..data import Data, PromptRow, templated
+from ..recipe_prompts import given_columns
+from .forms.from_data import answer_of
 
 Note = Callable[[str], None]
 """Called with a sentence that is reported when the run starts."""
@@ -64,3 +66,38 @@ def check_prompts(
         data.train.rows = kept
     for row in data.heldout:
         fits(str(recipe.data.heldout), row)
+
+
+def check_answers(recipe: TextRecipe, data: Data, tokens: Callable[[str], list[int]], note: Note) -> None:
+    """Check the lengths of the completions that the data give, and leave out prompts with longer ones if it says so.
+
+    Args:
+        recipe: for the largest length, and the columns of the completions.
+        data: the prompts.
+        tokens: the token ids of a completion, with its end.
+        note: called with a sentence about the prompts that are left out.
+
+    Raises:
+        ValueError: a completion is longer than the recipe allows, or all training prompts would be left out.
+    """
+    columns, most, source = given_columns(recipe), recipe.generation.max_tokens, recipe.data.train
+    if not columns:
+        return
+    drops, kept = recipe.generation.long_prompts == "drop", list[PromptRow]()
+    for row in data.train.rows:
+        longest = max(len(tokens(answer_of(row, column))) for column in columns)
+        if longest <= most:
+            kept.append(row)
+        elif not drops:
+            raise ValueError(
+                f"{source}: a completion of prompt {row.id + 1} has {longest} tokens; generation.max_tokens is {most}: "
+                "raise it, or leave out the prompt, or write generation.long_prompts: drop"
+            )
+    if not kept:
+        raise ValueError(f"{source}: all prompts have completions of more than generation.max_tokens {most}; raise it")
+    if len(kept) < len(data.train.rows):
+        note(
+            f"{len(data.train.rows) - len(kept):,} of {len(data.train.rows):,} prompts of {source} are left out, "
+            f"because their completions have more than {most} tokens (generation.max_tokens)"
+        )
+        data.train.rows = kept

@@ -175,7 +175,8 @@ class TextObjective(ABC):
         self.policy.weights.backward(loss)
         mask, old, device = scored.mask, scored.old, self.policy.device
         count = mask.sum().float()
-        metrics["sampler_gap"] = torch.stack([scored.gap.abs().sum(), count])
+        if experience.drawn:
+            metrics["sampler_gap"] = torch.stack([scored.gap.abs().sum(), count])
         metrics["entropy"] = torch.stack([-torch.where(mask, old, 0.0).sum(), count])
         ratio = torch.where(mask, (scored.log_probs - old).detach(), 0.0)
         width = -(-self.recipe.generation.max_tokens // experience.columns)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ...configs.schema import GenerationConfig, TextRecipe
 from ...pipelines.experience import part_bounds
+from ...rewards.base import OF_GIVEN
 from ...text.cutting import CUTS, Parts, cut_completions
 from ...text.pictured import identity
 from ...text.sampling import Sampled, Sampler, completion_keys, sample_completions
@@ -48,6 +49,8 @@ class Completions:
         told: what the index of samples says about each completion.
         teachers: for each completion, token ids that precede it when the policy is its own teacher, or None if it has
             no teacher; no completion has one if left out.
+        drawn: whether the policy drew the completions. If not, the data have given them, and `sampled` has no
+            log-probs.
     """
 
     prompts: list[list[int]]
@@ -63,6 +66,7 @@ class Completions:
     counted: list[bool] | None = None
     told: list[dict[str, Any]] | None = None
     teachers: list[list[int] | None] | None = None
+    drawn: bool = True
     columns: int = field(default=STRETCHES, init=False)
 
     def given(self) -> dict[str, list[Any]]:
@@ -71,6 +75,8 @@ class Completions:
             "completion_ids": self.sampled.ids,
             "truncated": [not ended for ended in self.sampled.ended],
         }
+        if not self.drawn:
+            own |= {name: [one[name] for one in self.origins()] for name in OF_GIVEN}
         return own if self.parts is None else {**own, "parts": self.parts.texts}
 
     def part(self, update: int) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...configs.explaining import short
 from ...core.addressing import address
+from ...rewards.base import OF_GIVEN
 from ...text.pictured import PicturedIds, Shown, followed
 from ...text.sampling import Sampled, Temperature
 from ..data import PromptRow, templated
@@ -309,4 +310,5 @@ class Writer:
             own=[one.own for one in attempts],
             counted=None if scored else [one.counts for one in attempts],
             told=[one.origin for one in attempts],
+            drawn=not any(OF_GIVEN[0] in one.origin for one in attempts),
         )

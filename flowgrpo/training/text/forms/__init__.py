@@ -14,6 +14,7 @@ from ....parts.choice import Choice
 from .by_entropy import by_entropy
 from .exits import anytime, elastic, exits
 from .expert import expert
+from .from_data import given
 from .gains import gains
 from .greedy import greedy
 from .hints import hints, rewritten, self_hints
@@ -52,6 +53,7 @@ FORMS: dict[str, Callable[..., list[Attempt]]] = {
     PLAIN: plain,
     "by_entropy": by_entropy,
     "expert": expert,
+    "given": given,
     "segments": segments,
     "exits": exits,
     "anytime": anytime,

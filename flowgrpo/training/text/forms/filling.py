@@ -42,6 +42,9 @@ def missing_columns(choice: Choice, columns: Sequence[str]) -> Iterator[str]:
     have = f"the prompts have the columns {', '.join(columns)}" if columns else "the prompts have no columns"
     if (column := choice.get("column")) is not None and column not in columns:
         yield f"form {choice.short} reads column {column!r}, and {have}; name one of them with rollout.form.column"
+    for column in choice.get("columns") or ():
+        if column not in columns:
+            yield f"form {choice.short} reads column {column!r}, and {have}; name them with rollout.form.columns"
     for rule in getattr(choice.target, "needs", ()):
         option, fields = getattr(rule, "template", (None, ()))
         if option is None or choice[option] is None:

@@ -1,0 +1,97 @@
+"""Completions that the data give, in the place of completions that the policy writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ....parts.choice import Choice
+from ....parts.needs import Need, needs, one_round
+from ....parts.traits import offers
+
+if TYPE_CHECKING:
+    # These import the libraries of models, and a recipe is read without them.
+    from ...data import PromptRow
+    from ..writing import Attempt, Writer
+
+
+def _as_many_as_columns(recipe: Any, choice: Choice) -> list[str]:
+    columns, group = choice["columns"], recipe.rollout.group
+    if len(set(columns)) < len(columns) or not columns:
+        return [f"rollout.form.columns is {list(columns)}; name one column or more, each once"]
+    if group != len(columns):
+        return [
+            f"rollout.group is {group}, and rollout.form.columns names {len(columns)}: {', '.join(columns)}; write "
+            f"rollout.group: {len(columns)}, or other columns"
+        ]
+    return []
+
+
+@offers("given")
+@needs(
+    _as_many_as_columns,
+    Need("objective", ("answers",), "gives completions that the policy did not draw, and only whole answers need none"),
+    one_round("trains on the completions of the data"),
+)
+def given(writer: Writer, *, columns: tuple[str, ...] = ("chosen", "rejected")) -> list[Attempt]:
+    """No sampling: the data give the completions of each prompt, as in offline DPO (arXiv 2305.18290).
+
+    The rewards score the given completions. Reward `given` says how the data rank them. Evaluations sample.
+
+    Options:
+        columns: columns of the training prompts with the completions, the best first: a text, or a conversation that
+            ends with a message of the assistant.
+
+    Raises:
+        ValueError: a prompt lacks a column, or what is there is no completion.
+    """
+    from ..writing import Attempt
+
+    found = []
+    for p, row in enumerate(writer.rows):
+        for place, column in enumerate(columns):
+            ids = writer.policy.language.answer_tokens(answer_of(row, column))
+            found.append(
+                Attempt(
+                    p, writer.context(p), ids, [0.0] * len(ids), [True] * len(ids), ended=True,
+                    origin={"given_place": place, "given_places": len(columns)},
+                )
+            )  # fmt: skip
+    return found
+
+
+def answer_of(row: PromptRow, column: str) -> str:
+    """The completion in a column of a prompt.
+
+    Raises:
+        ValueError: there is none, or the messages before it are not the prompt's.
+    """
+    said, place = row.columns.get(column), row.place or f"{row.text!r:.80}"
+    if isinstance(said, list):
+        before, said = said[:-1], _content(said[-1:])
+        if before and [_content([one]) for one in before] not in _prompts(row):
+            raise ValueError(
+                f"{place}: `{column}` is a conversation that does not begin with the prompt; write the message of the "
+                "assistant alone"
+            )
+    # A model may have ended at once, so an empty text is a completion too.
+    if not isinstance(said, str):
+        raise ValueError(
+            f"{place}: `{column}` is {said!r:.80}; write the words of a completion, or a conversation that ends with a "
+            "message of the assistant"
+        )
+    return said
+
+
+def _content(messages: Sequence[Any]) -> Any:
+    """The content of the last of some messages; None if it is no message."""
+    return messages[-1].get("content") if messages and isinstance(messages[-1], dict) else None
+
+
+def _prompts(row: PromptRow) -> list[list[Any]]:
+    """The contents of the messages that may stand before a completion."""
+    if row.messages is None:
+        return [[row.text]]
+    whole = [message["content"] for message in row.messages]
+    # A data set may repeat the conversation with or without its system message.
+    return [whole, whole[1:]] if row.messages[0]["role"] == "system" else [whole]
