@@ -46,11 +46,11 @@ def read_prompts(source: str, fetch: bool = True) -> list[PromptRow]:
     - `.parquet`: a table, if pyarrow is installed.
 
     A data set is a folder that `save_to_disk` has written, a folder like a repository of the hub, or `hub:OWNER/NAME`.
-    After a `?`, the source may say more, see `configs.prompt_source`. The embedded sets are `train`, `heldout` and
-    `test` of `scenes` and `arithmetic`, such as `scenes:train`, and the pairs of given samples `scenes:pairs` and `arithmetic:pairs`.
+    After a `?`, the source may say more, see `configs.prompt_source`. The embedded sets are `train`, `heldout`, `test`
+    and `pairs` of `scenes` and `arithmetic`, such as `scenes:train`; `pairs` are given samples.
 
     All formats but `.txt` need a column `prompt`, or the column that the source names. Without it, one of `OTHER_NAMES`
-    is the prompt. Capitals do not matter. The rewards get the other columns by name. A prompt may be a conversation, a
+    is the prompt, or else the messages with which the conversations `chosen` and `rejected` begin. Capitals do not matter. The rewards get the other columns by name. A prompt may be a conversation, a
     list of objects with `role` and `content`. Of tables and data sets, columns that a run cannot keep are left out:
     see `left_out`.
 
