@@ -50,9 +50,9 @@ def read_prompts(source: str, fetch: bool = True) -> list[PromptRow]:
     and `pairs` of `scenes` and `arithmetic`, such as `scenes:train`; `pairs` are given samples.
 
     All formats but `.txt` need a column `prompt`, or the column that the source names. Without it, one of `OTHER_NAMES`
-    is the prompt, or else the messages with which the conversations `chosen` and `rejected` begin. Capitals do not matter. The rewards get the other columns by name. A prompt may be a conversation, a
-    list of objects with `role` and `content`. Of tables and data sets, columns that a run cannot keep are left out:
-    see `left_out`.
+    is the prompt, or else the messages with which the conversations `chosen` and `rejected` begin. Capitals do not
+    matter. The rewards get the other columns by name. A prompt may be a conversation, a list of objects with `role` and
+    `content`. Of tables and data sets, columns that a run cannot keep are left out: see `left_out`.
 
     Args:
         source: the source.
