@@ -97,7 +97,8 @@ def small_recipe(reader: Reader, source: str, overrides: Sequence[str]) -> list[
         path = "arithmetic:masked" if recipe.model.block is None else _put_sdar(reader)
         small += [f"model.path={path}", "model.dtype=float32", "generation.tokens=4", "sampler.steps=4"]
     else:
-        small.append("generation.max_tokens=4")
+        # Completions that the data give are refused if they are longer.
+        small.append(f"generation.max_tokens={8 if recipe.rollout.form.name == 'given' else 4}")
         if recipe.model.path not in EMBEDDED:
             small += ["model.path=arithmetic", "model.dtype=float32", "model.system=null"]
     _put_files(reader, recipe)
