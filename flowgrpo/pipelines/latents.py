@@ -83,8 +83,12 @@ def find_map(pipe: Any, state: Sequence[int], dtype: torch.dtype, decode: Callab
             seen.append(z.detach().float().cpu())
             raise LoopStopped
 
+        kept = vae.dtype
         with replaced(vae, decode=capture):
             decode(x.view(1, *state).to(dtype))
+        if vae.dtype != kept:
+            # A pipeline that decodes in float32 casts its VAE back after decoding, and the call ended before.
+            vae.to(kept)
         if not seen:
             raise PipelineError(f"{name} makes images without its VAE's `decode`, so it cannot train on given images")
         return seen[0]
@@ -108,11 +112,9 @@ def find_map(pipe: Any, state: Sequence[int], dtype: torch.dtype, decode: Callab
         probes.append(((2.0 * bit - 1.0) * sizes).to(dtype).float())
         seen.append(entering(probes[-1]).flatten())
         place |= ((seen[-1] - seen[0]) * sign > 0).long() << k
-    if not bool((sign != 0).all()) or not torch.equal(place.clamp(max=count - 1).sort().values, places):
+    if not bool((sign != 0).all()) or not torch.equal(place.sort().values, places):
         raise _of_another_kind(name)
-    x, z = torch.stack(probes)[:, place].double(), torch.stack(seen).double()
-    factor = ((x - x.mean(0)) * (z - z.mean(0))).sum(0) / (x - x.mean(0)).square().sum(0)
-    shift = z.mean(0) - factor * x.mean(0)
+    factor, shift = _fitted_lines([probe[place] for probe in probes], seen)
     check = torch.randn(count, generator=generator).to(dtype)
     reached, expected = entering(check).flatten().double(), factor * check[place].double() + shift
     rounding = max(torch.finfo(one).eps for one in (dtype, vae.dtype))
@@ -122,6 +124,19 @@ def find_map(pipe: Any, state: Sequence[int], dtype: torch.dtype, decode: Callab
     height, width = images.shape[-2:]
     frames = images.shape[1] if images.ndim == 5 else None
     return LatentMap(tuple(zero.shape[1:]), tuple(state), place, factor.float(), shift.float(), height, width, frames)
+
+
+def _fitted_lines(x: Sequence[Tensor], z: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Slope and intercept [N] in float64 of the lines that fit z over x best, each a list of [N] in float32."""
+    # A video has millions of numbers, so sums are made probe by probe.
+    nothing = torch.zeros_like(x[0], dtype=torch.float64)
+    x_mean, z_mean = sum(x, nothing) / len(x), sum(z, nothing) / len(z)
+    both, square = nothing.clone(), nothing.clone()
+    for one, other in zip(x, z):
+        both += (one - x_mean) * (other - z_mean)
+        square += (one - x_mean).square()
+    factor = both / square
+    return factor, z_mean - factor * x_mean
 
 
 def _of_another_kind(name: str) -> PipelineError:

@@ -135,6 +135,22 @@ def test_a_vae_that_overflows_in_float16_encodes_in_float32() -> None:
     assert toy.vae.dtype == torch.float16
 
 
+def test_a_pipeline_that_casts_its_vae_before_it_decodes_gets_it_back() -> None:
+    """Stable Diffusion XL in float16 decodes in float32, and casts the VAE back only when it has decoded."""
+    toy = Toy(scattered, Vae(torch.float16, force_upcast=True))
+    casts: list[torch.dtype] = []
+
+    def way(x: Tensor) -> Tensor:
+        casts.append(toy.vae.dtype)
+        toy.vae.to(torch.float32)
+        return scattered(x.float())
+
+    toy.way = way
+    find_map(toy, STATE, torch.float16, toy.decode)
+    # The last call is a whole decoding, after which the pipeline itself casts back.
+    assert set(casts) == {torch.float16}
+
+
 def test_pictures_cover_the_size_and_are_cut_around_their_middle() -> None:
     found = LatentMap(SHAPE, STATE, PLACE, FACTOR, SHIFT, 4, 4, None)
     wide = Image.new("RGB", (24, 8))
