@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image, ImageOps
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..weights.borrowing import replaced
 from .recorder import LoopStopped, PipelineError
@@ -88,7 +88,7 @@ def find_map(pipe: Any, state: Sequence[int], dtype: torch.dtype, decode: Callab
             decode(x.view(1, *state).to(dtype))
         if vae.dtype != kept:
             # A pipeline that decodes in float32 casts its VAE back after decoding, and the call ended before.
-            vae.to(kept)
+            nn.Module.to(vae, kept)
         if not seen:
             raise PipelineError(f"{name} makes images without its VAE's `decode`, so it cannot train on given images")
         return seen[0]
@@ -190,12 +190,13 @@ def _in_full_range(vae: Any) -> Iterator[torch.dtype]:
     dtype = vae.dtype
     raised = dtype == torch.float16 and bool(getattr(vae.config, "force_upcast", False))
     if raised:
-        vae.to(torch.float32)
+        # The own `to` of diffusers' models warns about parts that they keep in float32, and here all are.
+        nn.Module.to(vae, torch.float32)
     try:
         yield vae.dtype
     finally:
         if raised:
-            vae.to(dtype)
+            nn.Module.to(vae, dtype)
 
 
 def _latents(encoded: Any) -> Tensor:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from flowgrpo.pipelines.conformance.conform import TINY
 from flowgrpo.pipelines.denoiser import Denoiser
@@ -23,15 +23,18 @@ FACTOR = torch.linspace(-2.0, 3.0, 24) + 0.01
 SHIFT = torch.linspace(-1.0, 1.0, 24)
 
 
-class Vae:
+class Vae(nn.Module):
     """Decodes to a picture of 8×10 pixels; encodes to what it is told to."""
 
     def __init__(self, dtype: torch.dtype = torch.float32, **config: Any) -> None:
-        self.dtype, self.config, self.z = dtype, SimpleNamespace(**config), torch.zeros(1, *SHAPE)
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1, dtype=dtype))
+        self.config, self.z = SimpleNamespace(**config), torch.zeros(1, *SHAPE)
         self.seen: list[Tensor] = []
 
-    def to(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.weight.dtype
 
     def decode(self, z: Tensor) -> Tensor:
         return torch.zeros(len(z), 3, 8, 10)
