@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from PIL import Image
@@ -29,6 +29,7 @@ from ..samplers.transitions import (
     to_host,
 )
 from ..weights.trained import TrainedWeights
+from .capture import intercepting
 from .denoiser import Denoiser
 from .experience import Experience, part_bounds
 from .placement import offload_of
@@ -186,6 +187,25 @@ class FlowPolicy:
             states, images = self.denoiser.encode(samples, prompts, self.device)
             decoded = self.denoiser.decode(states, prompts).cpu()
         return -10.0 * math.log10(max(float((decoded - images).square().mean()), 1e-12))
+
+    @torch.no_grad()
+    def guides(self, prompt: str) -> bool:
+        """Whether a call evaluates the denoiser on several rows for one state, as classifier-free guidance does.
+
+        This costs one call. Guidance that the denoiser has learned, as in FLUX.1-dev, takes one row.
+        """
+        rows = 0
+
+        def counted(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            nonlocal rows
+            state = next(iter((*args, *kwargs.values())))
+            rows += len(state) if isinstance(state, (Tensor, list)) else 1
+            return forward(*args, **kwargs)
+
+        state = torch.zeros(1, *self.denoiser.probe.latent_shape, device=self.device)
+        with intercepting(self.denoiser.pipe, counted):
+            self.denoiser.velocity(state, 0, [prompt])
+        return rows > 1
 
     def bind(self, plan: Plan) -> None:
         """Bind the denoiser to a plan's noise levels."""

@@ -230,12 +230,13 @@ def load_flow_task(
     policies = {number: _policies(recipe, pipe, call, weights, shown, number) for number in dict.fromkeys(counts)}
     policy, sized = policies[counts[0]]
     evaluator = Evaluator(recipe, *policies[counts[1]])
-    fidelity = None
+    fidelity, guided = None, False
     if data.train.rows[0].given:
         doing("checking that given images come back from their latents")
         row = data.train.rows[0]
         own = policy if row.size is None else sized.of(row.size)
         fidelity = own.fidelity([sample.read() for sample in row.given], [row.prompt] * len(row.given))
+        guided = own.guides(row.prompt)
     critic = None
     if recipe.critic is not None:
         critic = Critic(
@@ -243,7 +244,7 @@ def load_flow_task(
             seed=recipe.run.seed, device=policy.device,
         )  # fmt: skip
     plan_for = planner(recipe, levels_of(recipe, policy.denoiser.probe.sigmas))
-    return FlowTask(recipe, policy, evaluator, plan_for, critic, sized if trains_sizes else None, fidelity)
+    return FlowTask(recipe, policy, evaluator, plan_for, critic, sized if trains_sizes else None, fidelity, guided)
 
 
 def _policies(

@@ -223,6 +223,7 @@ class FlowTask(PolicyTask):
         critic: predicts rewards of states; None if the recipe has no critic.
         sized: the policies of the sizes of prompts; None if no prompt has a size of its own.
         fidelity: how well given images come back from their states, see `FlowPolicy.fidelity`; None if none are given.
+        guided: of given images, whether the call has guidance, see `FlowPolicy.guides`.
     """
 
     noun = "images"
@@ -238,11 +239,12 @@ class FlowTask(PolicyTask):
         critic: Critic | None = None,
         sized: SizedPolicies | None = None,
         fidelity: float | None = None,
+        guided: bool = False,
     ) -> None:
         self.recipe, self.policy, self.evaluator, self.plan_for, self.critic = (
             recipe, policy, evaluator, plan_for, critic,
         )  # fmt: skip
-        self.sized, self.fidelity = sized, fidelity
+        self.sized, self.fidelity, self.guided = sized, fidelity, guided
         self.controls = Controls(variance=recipe.objective.get("variance"))
         self.elements = math.prod(policy.denoiser.probe.latent_shape)
         self._planners: dict[Size, Callable[[int], Plan]] = {}
@@ -380,6 +382,12 @@ class FlowTask(PolicyTask):
             yield f"given images come back from their latents with {self.fidelity:.1f} dB (PSNR, the first prompt)"
             if self.fidelity < LEAST_FIDELITY:
                 yield "note: this is very little; are the images of the kind that this pipeline makes?"
+            if self.guided:
+                yield (
+                    "note: the pipeline is called with guidance, so the loss trains its guided velocity, and given "
+                    "images are learned without guidance; write model.call.guidance_scale=1, or what turns guidance "
+                    "off in this pipeline"
+                )
         yield from (f"note: {warning}" for warning in expected.warnings)
 
     def samples_per_iteration(self) -> int:
