@@ -89,6 +89,21 @@ def test_given_samples_are_trained_without_sampling(random_pipeline: Path, pairs
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+def test_a_run_says_how_well_images_come_back_and_whether_the_call_guides(
+    scale: float, random_pipeline: Path, pairs: Path, tmp_path: Path
+) -> None:
+    trainer = trainer_of(tmp_path / "run", words(random_pipeline, pairs, f"model.call.guidance_scale={scale}"))
+    said = list(trainer.task.describe())
+    fidelity = trainer.task.fidelity  # type: ignore[attr-defined]
+    assert f"given images come back from their latents with {fidelity:.1f} dB (PSNR, the first prompt)" in said
+    # A VAE of random weights loses everything.
+    assert fidelity < 15
+    assert any(line.startswith("note: this is very little") for line in said)
+    assert any("the loss trains its guided velocity" in line for line in said) == (scale > 1)
+
+
+@pytest.mark.slow
 def test_chunks_of_given_samples_change_nothing(random_pipeline: Path, pairs: Path, tmp_path: Path) -> None:
     whole = trainer_of(tmp_path / "whole", words(random_pipeline, pairs, "rollout.decode_batch=2"))
     parts = trainer_of(tmp_path / "parts", words(random_pipeline, pairs, "rollout.decode_batch=2", "rollout.chunk=1"))
