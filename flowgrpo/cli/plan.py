@@ -325,6 +325,7 @@ def _print_text_estimate(
 
 def _plan_text(recipe: TextRecipe) -> None:
     from ..training.planning import budget_line, parts_line, search_line
+    from ..training.recipe_prompts import given_columns
 
     rollout, optimizer = recipe.rollout, recipe.optimizer
     texts, longest = rollout.prompts * rollout.group, recipe.generation.max_tokens
@@ -336,8 +337,12 @@ def _plan_text(recipe: TextRecipe) -> None:
         say(f"samples come {line}; the other numbers leave rounds out")
     say(f"{optimizer.updates * optimizer.epochs} optimizer step(s) an iteration, 1 of them strictly on-policy")
     say(_trained(recipe))
-    say(f"at most {texts * longest:,} tokens sampled an iteration, and scored {optimizer.epochs} time(s)")
-    if recipe.rollout.form.name != "plain":
+    if columns := given_columns(recipe):
+        say(f"nothing is sampled: the completions are in the columns {', '.join(columns)} of {recipe.data.train}")
+        say(f"at most {texts * longest:,} tokens scored an iteration, {optimizer.epochs} time(s)")
+    else:
+        say(f"at most {texts * longest:,} tokens sampled an iteration, and scored {optimizer.epochs} time(s)")
+    if not columns and recipe.rollout.form.name != "plain":
         say(
             f"these are the numbers of completions from their beginning to their end; form {recipe.rollout.form.short} "
             "may write more of them, or longer ones"

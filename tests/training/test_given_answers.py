@@ -150,6 +150,16 @@ def test_what_cannot_go_with_given_answers_is_refused(more: list[str], why: str)
         load_recipe("text_dpo", more)
 
 
+@pytest.mark.slow
+def test_plan_says_that_nothing_is_sampled(command: Any) -> None:
+    status, said, _ = command("plan", "text_dpo")
+    assert status == 0
+    assert "nothing is sampled: the completions are in the columns chosen, rejected of arithmetic:pairs" in said
+    assert "at most 512 tokens scored an iteration, 1 time(s)" in said
+    assert "tokens sampled" not in said
+    assert "may write more" not in said
+
+
 def test_faults_of_the_data_are_told_before_the_run(tmp_path: Path) -> None:
     file = tmp_path / "pairs.jsonl"
 
