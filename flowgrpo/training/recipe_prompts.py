@@ -233,7 +233,7 @@ def note_oddities(found: Checked, source: str, rows: Sequence[PromptRow]) -> Non
     if len(counts) < len(rows):
         # With other columns, such as another answer or another picture, a prompt is another task.
         alike = [row for row, text in zip(rows, words) if counts[text] > 1]
-        tasks = Counter((said(row), row.size, tuple(map(repr, row.columns.values()))) for row in alike)
+        tasks = Counter((said(row), row.size, row.given, tuple(map(repr, row.columns.values()))) for row in alike)
         if repeated := len(alike) - len(tasks):
             text = f"{repeated:,} of {len(rows):,} prompts of {source} are there already, with the same columns"
             found.findings.append(Fault("note", text, "data.train"))
@@ -261,7 +261,7 @@ def note_left_out(found: Checked, source: str, rows: Sequence[PromptRow], takes_
     used = {prompt_source(source).image or IMAGE} if takes_pictures is not False else set()
     used |= set(given_columns(found.recipe))
     pictures = [name for name in columns.table.pictures if name not in used]
-    for names, what in ((pictures, "pictures or sounds"), (columns.table.left_out, "bytes, times or other values")):
+    for names, what in ((pictures, "pictures, sounds or bytes"), (columns.table.left_out, "times or other values")):
         if names:
             listed = ", ".join(names)
             text = f"{source} has columns of {what}, which rewards do not get: {listed[:300]}"

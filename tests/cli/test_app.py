@@ -146,8 +146,8 @@ def test_a_recipe_of_text_is_planned_without_a_tree(command: Command):
     )
 
 
-@pytest.mark.parametrize("name", recipe_names("images"))
-def test_every_recipe_can_be_drawn(command: Command, name: str):
+@pytest.mark.parametrize("name", [name for name in recipe_names("images") if name != "diffusion_dpo"])
+def test_every_recipe_that_samples_can_be_drawn(command: Command, name: str):
     status, output, errors = command("plan", name, "--draw", "--svg", "tree.svg")
     assert (status, errors) == (0, "")
     assert f"{name}, iteration 0\none prompt: " in output

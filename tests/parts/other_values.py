@@ -46,6 +46,9 @@ def others(value: Any, annotation: Any, beside: tuple[Any, ...] = ()) -> Iterato
         yield from (one for one in (NUMBERS if value is None else (0.5 * value, 3 * value, *NUMBERS)) if one != value)
     elif get_origin(annotation) in (list, tuple) and value:
         numbers = plain(value)
+        if isinstance(numbers[0], str):
+            yield [*numbers[:-1], f"{numbers[-1]}s"]
+            return
         yield from ([*numbers[:-1], numbers[-1] + 1], [numbers[0] + 1, *numbers[1:]], [*numbers, numbers[-1] + 2])
     # On Python 3.10 `list[float]` is an instance of `type`.
     elif get_origin(annotation) is None and isinstance(annotation, type) and issubclass(annotation, Section):

@@ -240,7 +240,7 @@ def test_columns_that_a_run_cannot_keep_are_left_out(tmp_path: Path):
     for name in ("p.parquet", "disk"):
         rows = read_prompts(str(tmp_path / name))
         assert [dict(row.columns) for row in rows] == [{"kept": "x", "gone": None}, {"kept": "y", "gone": 1.5}]
-        assert rows[0].columns.table.left_out == ("raw", "time", "nested")  # type: ignore[attr-defined]
+        assert rows[0].columns.table.left_out == ("time", "nested")  # type: ignore[attr-defined]
         assert "raw" not in rows[0].columns
         with pytest.raises(KeyError):
             rows[0].columns["raw"]
