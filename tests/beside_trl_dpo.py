@@ -66,8 +66,9 @@ def by_trl(steps: int, beta: float) -> Figures:
         pairs = Dataset.from_list([pair(row) for row in own.data.train.take(0, steps * PAIRS)])
         config = DPOConfig(
             output_dir=f"{folder}/trl", per_device_train_batch_size=PAIRS, max_steps=steps, learning_rate=RATE,
-            beta=beta, lr_scheduler_type="constant", warmup_steps=0, weight_decay=0.0, max_grad_norm=1.0, logging_steps=1,
-            report_to=[], save_strategy="no", use_cpu=True, bf16=False, gradient_checkpointing=False, disable_tqdm=True,
+            beta=beta, lr_scheduler_type="constant", warmup_steps=0, weight_decay=0.0, max_grad_norm=1.0,
+            logging_steps=1, report_to=[], save_strategy="no", use_cpu=True, bf16=False,
+            gradient_checkpointing=False, disable_tqdm=True,
         )  # fmt: skip
         trainer = InOrder(model=language.model, args=config, train_dataset=pairs, processing_class=language.tokenizer)
         begun = time.perf_counter()
