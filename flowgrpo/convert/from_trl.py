@@ -11,7 +11,7 @@ from ..configs.prompt_source import HUB
 from .conversion import Conversion
 from .foreign_settings import ForeignSettings
 from .reward_names import OF_TRL, entry_of
-from .trl_keys import DEFAULTS, IDLE, MISSING, ROWS
+from .trl_keys import DEFAULTS, DPO_KEYS, DPO_LOSSES, IDLE, MISSING, ROWS
 from .trl_losses import comparison, objective
 
 PROMPTS = ("prompts/train.jsonl", "prompts/heldout.jsonl")
@@ -32,8 +32,13 @@ def from_trl(path: Path, given: Mapping[str, Any], gpus: int | None) -> Conversi
         gpus: number of their processes; None if it is not known, and 1 is taken.
 
     Raises:
-        ValueError: a value has a wrong type.
+        ValueError: a value has a wrong type, or the settings are of DPO.
     """
+    if found := _of_dpo(given):
+        raise ValueError(
+            f"{path}: {found} belongs to a DPOConfig, and only a GRPOConfig is converted; write a recipe with `base: "
+            "text_dpo`, where docs/converting.md says which key is which"
+        )
     settings = ForeignSettings(given, DEFAULTS, str(path))
     conversion = Conversion(settings, settings.text("run_name") or path.stem)
     conversion.bases = ("text",)
@@ -53,6 +58,18 @@ def from_trl(path: Path, given: Mapping[str, Any], gpus: int | None) -> Conversi
     conversion.lose_rows(MISSING)
     conversion.finish(IDLE)
     return conversion
+
+
+def _of_dpo(given: Mapping[str, Any]) -> str | None:
+    """What shows that settings are of TRL's DPO; None for nothing."""
+    losses = given.get("loss_type")
+    named = [kind for kind in (losses if isinstance(losses, list) else [losses]) if kind in DPO_LOSSES]
+    if named:
+        return f"loss_type {named[0]}"
+    keys = [key for key in DPO_KEYS if key in given]
+    if keys:
+        return keys[0]
+    return "max_length" if "max_length" in given and "reward_funcs" not in given else None
 
 
 def _model(conversion: Conversion) -> None:
