@@ -260,9 +260,10 @@ def test_what_cannot_go_with_given_samples_is_refused(more: list[str], why: str)
         load_recipe("diffusion_dpo", more)
 
 
-def test_the_card_of_a_result_says_that_images_were_given() -> None:
-    said = "It was trained on images that the data give, and that rewards rank, by flowgrpo."
+def test_the_card_of_a_result_says_that_samples_were_given() -> None:
+    said = "It was trained on samples that the data give, and that rewards rank, by flowgrpo."
     assert said in card_text(load_recipe("diffusion_dpo"), [], CardFacts("lora", 6))
+    assert said in card_text(load_recipe("text_dpo"), [], CardFacts("model", 6))
     assert said not in card_text(load_recipe("flow_dpo"), [], CardFacts("lora", 6))
 
 

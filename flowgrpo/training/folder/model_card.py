@@ -18,7 +18,7 @@ import yaml
 
 from ...configs.schema import AnyRecipe, MaskedRecipe, Recipe
 from ...configs.yaml_text import Dumper
-from ...parts.traits import offering
+from ...parts.traits import offered
 from .card_snippets import snippet
 from .files import write_text
 from .leftovers import RESULTS
@@ -77,8 +77,7 @@ def card_text(recipe: AnyRecipe, metrics: Sequence[Mapping[str, Any]], facts: Ca
     head = yaml.dump(_head(recipe, facts, base if published else None), Dumper=Dumper, sort_keys=False)
     what = {"lora": "A LoRA for", "pipeline": "The pipeline", "model": "The language model"}[facts.kind]
     done = "" if facts.kind == "lora" else ", with trained weights"
-    given = isinstance(recipe, Recipe) and offering(recipe.sampler.plan, "given")
-    on = "images that the data give, and that rewards rank," if given else "rewards"
+    on = "samples that the data give, and that rewards rank," if offered(recipe, "given") else "rewards"
     parts = [
         f"---\n{head}# license: choose one; the licence of the base model may decide which\n---",
         f"# {plain_line(recipe.name)}",
