@@ -14,7 +14,10 @@ from .trusting import LinksOption, trust_run
 
 def pairs(
     samples: Annotated[
-        Path, typer.Argument(help="A folder that `sample --out` or `evaluate --out` has written, or a run.")
+        Path,
+        typer.Argument(
+            help="A folder that `evaluate --out` has written, or a run, of which training samples are taken."
+        ),
     ],
     out: Annotated[Path, typer.Option(help="New folder for the pairs.")],
     reward: Annotated[str | None, typer.Option(help="The reward that compares, if the samples have several.")] = None,

@@ -6,22 +6,30 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..votes.lines import IMAGE_SUFFIXES
 from ..votes.samples import Sample, read_samples
 from .page_files import copy_by_content, write_new
 
 INDEX = "index.jsonl"
+TRAIN = "train"
+SIDES = ("height", "width")
+"""Columns that a recipe reads by these names, as it does `image`."""
 
 
 def write_scored_pairs(folder: Path, out: Path, reward: str | None, gap: float) -> tuple[Path, list[str]]:
     """Write the best and the worst sample of each prompt as a folder that `datasets.load_dataset` reads.
 
-    Samples are compared if one model made them at once for one prompt. The rows have `prompt`, `chosen_score` and
-    `rejected_score`, and `column_NAME` for each column of the prompt file. The rows of images are in `metadata.jsonl`,
-    with `chosen_file_name` and `rejected_file_name`, and each image is copied once. If there are videos, a row has
-    `chosen_frames` and `rejected_frames`. The rows of text are in `data.jsonl`, with `chosen` and `rejected`.
+    Samples are compared if one model made them at once for one prompt. Of a run, only training samples are taken, so
+    that no held-out prompt becomes a training prompt. Completions that were cut at the longest length are left out.
+
+    The rows have `prompt` (a conversation if it was one), `image` with copies of the prompt's pictures, `height` and
+    `width`, each where the prompt has it; `chosen_score` and `rejected_score`; and `column_NAME` for each other column
+    of the prompt file. The rows of images are in `metadata.jsonl`, with `chosen_file_name` and `rejected_file_name`,
+    and each image is copied once. If there are videos, a row has `chosen_frames` and `rejected_frames`. The rows of
+    text are in `data.jsonl`, with `chosen` and `rejected`.
 
     Args:
-        folder: what `flowgrpo sample --out` or `flowgrpo evaluate --out` has written, or a run.
+        folder: what `flowgrpo evaluate --out` has written, or a run.
         out: a new folder.
         reward: the reward that compares; None if the samples have only one.
         gap: a pair must differ by more than this.
@@ -30,35 +38,46 @@ def write_scored_pairs(folder: Path, out: Path, reward: str | None, gap: float) 
         The folder, and lines that say how many pairs there are and what was left out.
 
     Raises:
-        ValueError: the folder has no samples, `out` exists, no reward is named and there are several, or there is no
-            pair.
+        ValueError: the folder has no samples, `out` exists, no reward is named and there are several, there is no pair,
+            or a picture of a prompt is missing.
     """
     home = next((place for place in (folder, folder / "samples") if (place / INDEX).is_file()), None)
     if home is None:
         raise ValueError(
             f"{folder} has no {INDEX} of samples; name a run, or a folder that `flowgrpo evaluate --out` has written"
         )
-    samples, skipped = read_samples(home / INDEX)
-    name = _reward(samples, reward, home / INDEX)
-    groups, gone = _groups(samples, name)
+    every, skipped = read_samples(home / INDEX)
+    trained = [sample for sample in every if sample.phase == TRAIN]
+    samples = [sample for sample in trained or every if sample.missing is None and not sample.truncated]
+    name = _reward(every, reward, home / INDEX)
+    groups = _groups(samples, name)
     pairs = [pair for group in groups if (pair := _pair(group, name, gap)) is not None]
+    prompts = len({group[0].asked for group in groups})
     if not pairs:
         raise ValueError(
             f"{home / INDEX}: no two samples of a prompt differ by more than {gap:g} in reward {name} "
-            f"({len(groups)} prompts); make several samples of each prompt, as with evaluate.seeds=4"
+            f"({prompts} prompts); make several samples of each prompt, as with evaluate.seeds=4"
         )
-    columns = sorted({column for best, _ in pairs for column in best.values})
+    columns = sorted({column for best, _ in pairs for column in best.values} - {*SIDES})
+    written: list[str] = []
 
     def write(place: Path) -> None:
         place.mkdir()
-        lines = [json.dumps(_row(*pair, name, columns, home, place)) + "\n" for pair in pairs]
+        # A model that hardly changes makes the same samples again.
+        written.extend(dict.fromkeys(json.dumps(_row(*pair, name, columns, home, place)) + "\n" for pair in pairs))
         file = "metadata.jsonl" if pairs[0][0].image else "data.jsonl"
-        (place / file).write_text("".join(lines), encoding="utf-8")
+        (place / file).write_text("".join(written), encoding="utf-8")
 
-    notes = [f"{len(pairs)} pairs of {len(groups)} prompts, by reward {name}"]
-    notes += [f"left out: {gone} samples whose images are missing"] if gone else []
-    notes += [f"left out: {skipped} lines of {home / INDEX} that cannot be read"] if skipped else []
-    return write_new(out, write), notes
+    path = write_new(out, write)
+    left = {
+        "held-out samples, because the run has training samples": len(every) - len(trained) if trained else 0,
+        "samples whose images are missing": sum(sample.missing is not None for sample in trained or every),
+        "completions that were cut at the longest length": sum(sample.truncated for sample in trained or every),
+        "pairs that are there already": len(pairs) - len(written),
+        f"lines of {home / INDEX} that cannot be read": skipped,
+    }
+    notes = [f"{len(written)} pairs of {prompts} prompts, by reward {name}"]
+    return path, notes + [f"left out: {count:,} {what}" for what, count in left.items() if count]
 
 
 def _reward(samples: Sequence[Sample], reward: str | None, index: Path) -> str:
@@ -71,17 +90,15 @@ def _reward(samples: Sequence[Sample], reward: str | None, index: Path) -> str:
     return reward
 
 
-def _groups(samples: Sequence[Sample], reward: str) -> tuple[list[list[Sample]], int]:
-    """The scored samples that one model made at once for one prompt, and how many samples have lost their images."""
+def _groups(samples: Sequence[Sample], reward: str) -> list[list[Sample]]:
+    """The scored samples that one model made at once for one prompt."""
     groups: dict[tuple[str, int, str, str], dict[tuple[str, int], Sample]] = {}
-    gone = 0
     for sample in samples:
-        gone += sample.missing is not None
-        if sample.missing is None and reward in sample.rewards:
+        if reward in sample.rewards:
             group = groups.setdefault((sample.phase, sample.iteration, *sample.asked), {})
             # What a resumed run has made again stands twice, and the last one counts.
             group[sample.seed, sample.sample] = sample
-    return [list(group.values()) for group in groups.values()], gone
+    return [list(group.values()) for group in groups.values()]
 
 
 def _pair(group: Sequence[Sample], reward: str, gap: float) -> tuple[Sample, Sample] | None:
@@ -91,7 +108,11 @@ def _pair(group: Sequence[Sample], reward: str, gap: float) -> tuple[Sample, Sam
 
 
 def _row(best: Sample, worst: Sample, reward: str, columns: Sequence[str], home: Path, place: Path) -> dict[str, Any]:
-    row: dict[str, Any] = {"prompt": best.prompt}
+    row: dict[str, Any] = {"prompt": list(best.messages) or best.prompt}
+    if pictures := _pictures(best, home):
+        copies = [copy_by_content(picture, _digest(picture), place) for picture in pictures]
+        row["image"] = copies if isinstance(best.values.get("image"), list) or len(copies) > 1 else copies[0]
+    row |= {side: best.values[side] for side in SIDES if side in best.values}
     videos = best.frames > 1 or worst.frames > 1
     for word, sample in (("chosen", best), ("rejected", worst)):
         row |= dict(_shown(word, sample, home, place, videos))
@@ -99,11 +120,35 @@ def _row(best: Sample, worst: Sample, reward: str, columns: Sequence[str], home:
     return row | {f"column_{name}": best.values.get(name) for name in columns}
 
 
+def _pictures(sample: Sample, home: Path) -> list[Path]:
+    """The pictures of a prompt: the files that its column names, else the copies beside the samples.
+
+    Raises:
+        ValueError: neither is there.
+    """
+    named = sample.values.get("image")
+    files = [Path(str(one)) for one in (named if isinstance(named, list) else [named]) if one]
+    if not all(file.suffix.lower() in IMAGE_SUFFIXES for file in files):
+        return []  # a column of this name that holds something else
+    if all(file.is_file() for file in files):
+        return files
+    if len(sample.pictures) == len(files):
+        # They are at most 512 pixels wide, which is better than none.
+        return [home / picture for picture in sample.pictures]
+    raise ValueError(
+        f"the picture {files[0]} of the prompt {sample.prompt!r:.80} is missing; call flowgrpo pairs from the folder "
+        "in which the samples were made, where the paths of pictures start"
+    )
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
 def _shown(word: str, sample: Sample, home: Path, place: Path, videos: bool) -> Iterator[tuple[str, Any]]:
     if sample.image is None:
         yield word, sample.completion
         return
-    image = home / sample.image
-    yield f"{word}_file_name", copy_by_content(image, hashlib.sha256(image.read_bytes()).hexdigest(), place)
+    yield f"{word}_file_name", copy_by_content(home / sample.image, _digest(home / sample.image), place)
     if videos:
         yield f"{word}_frames", sample.frames

@@ -42,6 +42,8 @@ class Sample:
     missing: str | None = None  # what `image` would be, if its file is missing
     steps: tuple[str, ...] = ()  # what a masked model had written after each step of unmasking
     pictures: tuple[str, ...] = ()  # copies of the pictures of the prompt, relative to samples/
+    messages: tuple[dict[str, str], ...] = ()  # the whole conversation, if the prompt is one
+    truncated: bool = False  # whether a completion was cut at the longest length
     frames: int = 1  # more than 1 for a video, whose frames stand side by side in the image
 
     @property
@@ -180,6 +182,8 @@ def parse_sample(record: dict[str, Any], samples: Path, where: str) -> Sample:
         missing=image if image and not (samples / image).is_file() else None,
         noise=str(noise) if isinstance(noise, int) and not isinstance(noise, bool) else None,
         pictures=_pictures(record, samples, where),
+        messages=_messages(record, where),
+        truncated=record.get("truncated") is True,
         frames=frames if type(frames) is int and 1 < frames <= MOST_FRAMES else 1,
     )
 
@@ -229,6 +233,15 @@ def _steps(record: dict[str, Any], where: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
         raise ValueError(f"{where}: `steps` is {value!r:.80}. It must be a list of texts, one after each step.")
     return tuple(value)
+
+
+def _messages(record: dict[str, Any], where: str) -> tuple[dict[str, str], ...]:
+    value = record.get("messages") or []
+    if not isinstance(value, list) or not all(
+        isinstance(one, dict) and all(isinstance(one.get(key), str) for key in ("role", "content")) for one in value
+    ):
+        raise ValueError(f"{where}: `messages` is {value!r:.80}. It must be a list of objects with role and content.")
+    return tuple({"role": one["role"], "content": one["content"]} for one in value)
 
 
 def _mapping(record: dict[str, Any], key: str, where: str) -> dict[str, Any]:

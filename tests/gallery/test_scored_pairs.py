@@ -10,7 +10,7 @@ import pytest
 
 from flowgrpo.gallery.scored_pairs import write_scored_pairs
 from flowgrpo.training.data import read_prompts, with_given
-from tests.gallery.folders import record, write_run, written
+from tests.gallery.folders import picture, record, write_run, written
 
 
 def rows_of(folder: Path, name: str = "metadata.jsonl") -> list[dict[str, Any]]:
@@ -98,6 +98,62 @@ def test_what_is_left_out_is_told_and_nothing_is_replaced(tmp_path: Path) -> Non
     assert rows_of(tmp_path / "pairs")[0]["chosen_score"] == 1.0
     with pytest.raises(ValueError, match="exists; name a new file"):
         write_scored_pairs(run, tmp_path / "pairs", None, 0.0)
+
+
+def test_of_a_run_only_training_samples_are_taken(tmp_path: Path) -> None:
+    samples = [*scored(0, [0.0, 1.0]), *scored(1, [0.0, 1.0], iteration=5, phase="train")]
+    write_run(tmp_path / "run", samples)
+    _, notes = write_scored_pairs(tmp_path / "run", tmp_path / "pairs", None, 0.0)
+    assert [row["prompt"] for row in rows_of(tmp_path / "pairs")] == ["prompt 1"]
+    assert notes == [
+        "1 pairs of 1 prompts, by reward gold",
+        "left out: 2 held-out samples, because the run has training samples",
+    ]
+
+
+def test_equal_pairs_stand_once_and_prompts_are_counted_once(tmp_path: Path) -> None:
+    rows = [
+        written(iteration, 0, text, sample=k) | {"seed": k, "rewards": {"gold": float(k)}}
+        for iteration in (0, 5)
+        for k, text in enumerate(("no", "yes"))
+    ]
+    write_run(tmp_path / "run", rows)
+    _, notes = write_scored_pairs(tmp_path / "run", tmp_path / "pairs", None, 0.0)
+    assert len(rows_of(tmp_path / "pairs", "data.jsonl")) == 1
+    assert notes == ["1 pairs of 1 prompts, by reward gold", "left out: 1 pairs that are there already"]
+
+
+def test_completions_that_were_cut_off_are_in_no_pair(tmp_path: Path) -> None:
+    rows = [
+        written(0, 0, text, sample=k, seed=k)
+        | {"rewards": {"gold": float(k)}, **({"truncated": True} if k == 0 else {})}
+        for k, text in enumerate(("cut of", "no", "yes"))
+    ]
+    write_run(tmp_path / "run", rows)
+    _, notes = write_scored_pairs(tmp_path / "run", tmp_path / "pairs", None, 0.0)
+    (row,) = rows_of(tmp_path / "pairs", "data.jsonl")
+    assert (row["chosen"], row["rejected"]) == ("yes", "no")
+    assert notes[1:] == ["left out: 1 completions that were cut at the longest length"]
+
+
+def test_a_conversation_a_picture_and_a_size_stay_the_prompts_own(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    talk = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "prompt 0"}]
+    picture(tmp_path / "own/cup.png", (1, 2, 3))
+    columns = {"image": "own/cup.png", "height": 32, "width": 64, "skill": "counting"}
+    write_run(tmp_path / "run", scored(0, [0.0, 1.0], messages=talk, columns=columns))
+    write_scored_pairs(tmp_path / "run", tmp_path / "pairs", None, 0.0)
+    (row,) = rows_of(tmp_path / "pairs")
+    assert row["prompt"] == talk
+    assert (tmp_path / "pairs" / row["image"]).read_bytes() == (tmp_path / "own/cup.png").read_bytes()
+    assert (row["height"], row["width"], row["column_skill"]) == (32, 64, "counting")
+    (read,) = read_prompts(str(tmp_path / "pairs/metadata.jsonl"))
+    assert read.messages == tuple(talk)
+    (tmp_path / "own/cup.png").unlink()
+    with pytest.raises(
+        ValueError, match=r"the picture own/cup\.png of the prompt 'prompt 0' is missing; call flowgrpo pai"
+    ):
+        write_scored_pairs(tmp_path / "run", tmp_path / "more", None, 0.0)
 
 
 @pytest.mark.slow
