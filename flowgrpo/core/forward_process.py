@@ -173,7 +173,7 @@ def dgpo(rows: Noised, *, surrogate: Surrogate = clip, beta: Positive = 100.0) -
 @of_selection
 @no_ratio
 def flow_dpo(rows: Noised, *, beta: Positive = 100.0) -> tuple[Tensor, Tensor]:
-    """Direct preference optimisation of flows, on pairs of the current policy's own images (Flow-DPO, 2501.13918).
+    """Direct preference optimisation of flows, on pairs of the rollout's images, own or given (Flow-DPO, 2501.13918).
 
     Of the trained images of each group, the image with the largest advantage and the image with the smallest one are a
     pair. The loss of a pair is -log sigmoid(-beta / 2 ((l_w - l_w^ref) - (l_l - l_l^ref))). A group of equal advantages

@@ -164,6 +164,29 @@ def one_round(why: str, unless: str | None = None) -> Rule:
     return rule
 
 
+def unscored(recipe: Any, columns: Sequence[str]) -> str | None:
+    """The message about a reward `given` that has not one column of scores for each column of given samples."""
+    for entry in recipe.rewards:
+        scores = entry.options.get("scores") if entry.name == "given" else None
+        if isinstance(scores, list) and scores and len(scores) != len(columns):
+            return (
+                f"reward {entry.known_as} names {len(scores)} columns of scores, and {', '.join(columns)} are "
+                f"{len(columns)} columns of samples; name one column of scores for each, in the same order"
+            )
+    return None
+
+
+def unscored_counts(recipe: Any, who: str) -> list[str]:
+    """A fault of a loss of pairs: without a baseline, a sample without a score would count as one with the score 0."""
+    chosen = recipe.advantage
+    if chosen is None or chosen.get("baseline") != "none":
+        return []
+    return [
+        f"{who} compares the best and the worst sample of a prompt, and with advantage.baseline none a sample without "
+        "a score would have the advantage 0; use advantage.baseline mean"
+    ]
+
+
 def idle(*options: str, where: Callable[[Choice], bool], why: str) -> Rule:
     """A rule that options keep their defaults if another option leaves them without effect.
 

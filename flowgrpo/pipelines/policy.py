@@ -183,17 +183,23 @@ class FlowPolicy:
 
         A VAE loses something of every picture. A value of less than about 15 says that something is wrong.
         """
+        errors, size = [], self.decode_batch
         with offload_of(self.denoiser.pipe).needed("vae", when_called=True):
-            states, images = self.denoiser.encode(samples, prompts, self.device)
-            decoded = self.denoiser.decode(states, prompts).cpu()
-        return -10.0 * math.log10(max(float((decoded - images).square().mean()), 1e-12))
+            for k in range(0, len(samples), size):
+                texts = prompts[k : k + size]
+                states, images = self.denoiser.encode(samples[k : k + size], texts, self.device)
+                errors += (self.denoiser.decode(states, texts).cpu() - images).square().flatten(1).mean(1).tolist()
+        return -10.0 * math.log10(max(statistics.fmean(errors), 1e-12))
 
     @torch.no_grad()
     def guides(self, prompt: str) -> bool:
         """Whether a call evaluates the denoiser on several rows for one state, as classifier-free guidance does.
 
-        This costs one call. Guidance that the denoiser has learned, as in FLUX.1-dev, takes one row.
+        This costs one call. Guidance that the denoiser has learned, as in FLUX.1-dev, takes one row. Pipelines whose
+        states need several steps to be evaluated count as unguided, because their rows say nothing.
         """
+        if self.denoiser.variant not in ("direct", "inject"):
+            return False
         rows = 0
 
         def counted(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -60,10 +60,15 @@ class Given:
                 f"given: scores names {len(self.scores)} columns, and a prompt has {given_places[0]} samples; name one "
                 "column for each sample"
             )
-        return [_number(columns[self.scores[place]][row], self.scores[place]) for row, place in enumerate(given_place)]
+        return [score_of(columns[self.scores[place]][row], self.scores[place]) for row, place in enumerate(given_place)]
 
 
-def _number(value: Any, column: str) -> float | None:
+def score_of(value: Any, column: str) -> float | None:
+    """The score in a column of the data; None for a sample without one.
+
+    Raises:
+        ValueError: it is no number.
+    """
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):

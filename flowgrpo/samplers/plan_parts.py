@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from ..parts.choice import Choice, Of
-from ..parts.needs import asking, needs, one_round, unused
+from ..parts.needs import asking, needs, one_round, unscored, unused
 from ..parts.own_code import PartError
 from ..parts.plugins import told
 from ..parts.ranges import Fraction, Several, Spread, Whole
@@ -265,6 +265,8 @@ def _noised_again(recipe: Any, choice: Choice) -> list[str]:
             f"plan {choice.short} samples nothing, so there are no steps to train, and objective is "
             f"{recipe.objective.name}; use objective forward"
         )
+    if fault := unscored(recipe, choice["columns"]):
+        faults.append(fault)
     solver = unused(recipe.sampler, ["solver"], f"plan {choice.short} takes no step")
     return faults + [f"sampler.{one}" for one in solver]
 

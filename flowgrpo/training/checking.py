@@ -11,6 +11,7 @@ from ..configs.schema import AnyRecipe, MaskedRecipe, Recipe, RewardConfig, Text
 from ..parts.choice import value_at
 from ..pipelines.arguments import argument_faults, size_faults
 from ..rewards.base import Reward, RewardSpec
+from ..rewards.given import score_of
 from ..rewards.registry import outline
 from ..text.diffusion_models import check_block, type_of
 from ..text.seeing_types import may_see
@@ -277,6 +278,20 @@ def _form(found: Checked) -> None:
         found.findings += [Fault("fault", f"{recipe.data.train}: {one}", "rollout.form") for one in faults]
         if not found.texts("fault"):
             found.attempt("rollout.form", _answers, recipe, data.train.rows)
+    if data is not None and given_columns(recipe):
+        found.attempt("rewards", _given_scores, recipe, data.train.rows)
+
+
+def _given_scores(recipe: AnyRecipe, rows: Sequence[PromptRow]) -> None:
+    """Check the scores that the data give to samples, before a sample is scored."""
+    for entry in recipe.rewards:
+        scores = entry.options.get("scores") if entry.name == "given" else None
+        for row in rows:
+            for column in scores if isinstance(scores, list) else ():
+                try:
+                    score_of(row.columns.get(column), column)
+                except ValueError as error:
+                    raise ValueError(f"{row.place}: {error}") from None
 
 
 def _answers(recipe: TextRecipe, rows: Sequence[PromptRow]) -> None:

@@ -163,6 +163,9 @@ def sound_prompts(recipe: AnyRecipe, source: str, fetch: bool) -> list[PromptRow
     columns = column_names(rows, columns_of_run(recipe))
     own = picture_column(rows, source) if shows_pictures(recipe) else None
     reserved = [name for name in RESERVED if name in columns and name != own]
+    if given_columns(recipe):
+        read = set(column_names(rows))
+        reserved += [name for name in OF_GIVEN if name in read]
     if reserved:
         raise ValueError(
             f"{source}: the prompts have a column {reserved[0]!r}, which rewards receive anyway; rename it"

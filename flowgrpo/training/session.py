@@ -29,7 +29,7 @@ from ..weights.kernel_choice import in_a_fixed_order
 from ..weights.saving import local_folder
 from ..weights.trained import LoraSpec, TrainedWeights, cast_base
 from .checking import check, evaluated, reward_specs
-from .data import Data, column_names
+from .data import Data, PromptRow, column_names
 from .distributed.launching import load_whole_models, sharding_of, zero_of
 from .distributed.processes import Processes, ended_together
 from .extensions.extension import Extensions
@@ -307,14 +307,24 @@ def load_text_task(
             f"{type(language.model).__name__} keeps states of the past, through which no gradient passes, so each "
             "completion is scored together with its prompt; model.shared_prefix changes nothing"
         )
+
+    def prompt_tokens(row: PromptRow) -> int:
+        return len(language.encode(row.text, row.messages, row.pictures))
+
     check_prompts(
         recipe,
         data,
-        lambda row: len(language.encode(row.text, row.messages, row.pictures)),
+        prompt_tokens,
         lambda row, count: check_positions(language, row.text, count, recipe.generation.max_tokens),
         note,
     )
-    check_answers(recipe, data, language.answer_tokens, note)
+    check_answers(
+        recipe,
+        data,
+        prompt_tokens,
+        language.answer_tokens,
+        note,
+    )
     if model.pictures:
         some = [language.encode(row.text, row.messages, row.pictures) for row in data.train.rows[:LOOKED_AT]]
         # In a short prompt with a small picture, positions may be the same by several rules.

@@ -385,8 +385,8 @@ class FlowTask(PolicyTask):
             if self.guided:
                 yield (
                     "note: the pipeline is called with guidance, so the loss trains its guided velocity, and given "
-                    "images are learned without guidance; write model.call.guidance_scale=1, or what turns guidance "
-                    "off in this pipeline"
+                    "images are learned without guidance; turn it off, with model.call.guidance_scale=1 in most "
+                    "pipelines, and 0 in some, such as Z-Image"
                 )
         yield from (f"note: {warning}" for warning in expected.warnings)
 

@@ -125,8 +125,8 @@ def test_equal_pairs_stand_once_and_prompts_are_counted_once(tmp_path: Path) -> 
 
 def test_completions_that_were_cut_off_are_in_no_pair(tmp_path: Path) -> None:
     rows = [
-        written(0, 0, text, sample=k, seed=k)
-        | {"rewards": {"gold": float(k)}, **({"truncated": True} if k == 0 else {})}
+        written(0, 0, text, sample=k)
+        | {"seed": k, "rewards": {"gold": float(k)}, **({"truncated": True} if k == 0 else {})}
         for k, text in enumerate(("cut of", "no", "yes"))
     ]
     write_run(tmp_path / "run", rows)

@@ -16,6 +16,8 @@ from PIL import Image
 from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import RecipeError, load_recipe
 from flowgrpo.pipelines.conformance.conform import TINY
+from flowgrpo.pipelines.denoiser import Denoiser
+from flowgrpo.pipelines.policy import FlowPolicy
 from flowgrpo.training.checking import check
 from flowgrpo.training.data import read_prompts, with_given
 from flowgrpo.training.folder.model_card import CardFacts, card_text
@@ -23,6 +25,7 @@ from flowgrpo.training.folder.run_folder import RunFolder
 from flowgrpo.training.planning import forecast, nfe_of
 from flowgrpo.training.session import Session
 from flowgrpo.training.trainer import Trainer
+from flowgrpo.weights.trained import LoraSpec, TrainedWeights
 from tests.training import ranks
 
 
@@ -183,6 +186,18 @@ def test_matching_learns_the_given_samples(random_pipeline: Path, pairs: Path, t
     trainer = trainer_of(tmp_path / "run", words(random_pipeline, pairs, *more))
     losses = [trainer.iterate(k)["loss"] for k in range(6)]
     assert losses[-1] < losses[0]
+
+
+@pytest.mark.slow
+def test_guidance_is_not_told_where_rows_say_nothing_of_it(tmp_path: Path) -> None:
+    """Mochi's states are evaluated in two steps, of one row each, and nothing guides."""
+    for name, scale, told in (("MochiPipeline", 1.0, False), ("FluxPipeline", 3.5, False), ("SanaPipeline", 4.0, True)):
+        tiny = TINY[name]
+        call = {**tiny.call, "guidance_scale": scale}
+        denoiser = Denoiser(pipe := tiny.fresh(), num_steps=4, call=call)
+        denoiser.self_check(["a cat"])
+        policy = FlowPolicy(denoiser, TrainedWeights.lora(pipe, LoraSpec(rank=2, alpha=2.0), seed=0))
+        assert policy.guides("a cat") == told, name
 
 
 @pytest.mark.slow

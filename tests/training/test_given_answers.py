@@ -15,6 +15,7 @@ from flowgrpo.configs.load import RecipeError, load_recipe
 from flowgrpo.training.checking import check
 from flowgrpo.training.data import PromptRow, read_prompts
 from flowgrpo.training.folder.run_folder import RunFolder
+from flowgrpo.training.prompts.prompt_rows import row_of
 from flowgrpo.training.session import Session
 from flowgrpo.training.text.forms.from_data import answer_of
 from flowgrpo.training.trainer import Trainer
@@ -139,6 +140,23 @@ def test_long_answers_are_refused_or_left_out(
 @pytest.mark.parametrize(
     ("more", "why"),
     [
+        (
+            ["generation.temperature=0.5"],
+            r"form given gives .* nothing is sampled, and generation\.temperature is",
+        ),
+        (["extensions=[variants]"], r"extension variants makes other prompts, .* the data give its samples"),
+        (
+            ["generation.engine=vllm"],
+            r"form given takes completions from the data, so generation\.engine vllm",
+        ),
+        (
+            ["advantage.baseline=none"],
+            r"answer loss dpo compares the best and the worst sample .* use advantage",
+        ),
+        (
+            ["rewards=[{name: given, options: {scores: [a]}}]"],
+            r"reward given names 1 columns of scores, and chosen, rejected are 2 columns of samples; name one",
+        ),
         (["objective=tokens"], r"form given gives completions that the policy did not draw"),
         (["rollout.group=4"], r"rollout\.group is 4, and rollout\.form\.columns names 2: chosen, rejected; write"),
         (["rollout.form.columns=[chosen, chosen]"], r"name one column or more, each once"),
@@ -177,8 +195,40 @@ def test_faults_of_the_data_are_told_before_the_run(tmp_path: Path) -> None:
     other = [{"role": "user", "content": "5+5="}, {"role": "assistant", "content": "10"}]
     (strange,) = faults({"chosen": other, "rejected": "3"})
     assert "`chosen` is a conversation that does not begin with the prompt" in strange
+    asked = [{"role": "user", "content": "1+1="}]
+    (role,) = faults({"chosen": [*asked, {"role": "user", "content": "77"}], "rejected": "3"})
+    assert "`chosen` is a conversation that does not end with a message of the assistant" in role
+    echoed = [{"role": "assistant", "content": "1+1="}, {"role": "assistant", "content": "2"}]
+    (echo,) = faults({"chosen": echoed, "rejected": "3"})
+    assert "does not begin with the prompt" in echo
+    scores = "rewards=[{name: given, options: {scores: [a, b]}}]"
+    (worded,) = faults({"chosen": "2", "rejected": "3", "a": 1, "b": "bad"}, scores)
+    assert "line 1: given: column `b` has 'bad'; write a number for each sample, or null" in worded
+    (taken,) = faults({"chosen": "2", "rejected": "3", "given_place": 3})
+    assert "the prompts have a column 'given_place', which rewards receive anyway; rename it" in taken
     (evaluated,) = faults({"chosen": "2", "rejected": "3"}, "evaluate.rewards=[{name: given}]")
     assert "these samples are not given; use sampler.plan given (text: rollout.form given)" in evaluated
+
+
+def test_a_content_may_be_a_list_of_texts() -> None:
+    parts = [{"type": "text", "text": "1+1="}]
+    chosen = [{"role": "user", "content": parts}, {"role": "assistant", "content": [{"type": "text", "text": "2"}]}]
+    row = row_of("here", 0, {"prompt": chosen[:1], "chosen": chosen}, None)
+    assert answer_of(row, "chosen") == "2"
+
+
+@pytest.mark.slow
+def test_pairs_that_are_too_long_to_be_scored_together_are_told_before_the_run(
+    random_language_folder: Path, pairs: Path, tmp_path: Path
+) -> None:
+    short = words(random_language_folder, pairs, "rollout.tokens=13")
+    with pytest.raises(ValueError, match=r"the 2 completions of prompt 1 are compared, and have 14 tokens .* rollout"):
+        trainer_of(tmp_path / "run", short)
+    session = Session(
+        load_recipe("text_dpo", [*short, "generation.long_prompts=drop", "rollout.prompts=1"]),
+        RunFolder.create(tmp_path / "other", ""),
+    )
+    assert [row.text for row in session.data.train.rows] == ["2+2="]
 
 
 def test_a_conversation_may_be_repeated_with_or_without_its_system_message() -> None:
@@ -219,7 +269,6 @@ def test_preference_data_without_a_prompt_have_it_in_their_conversations(ending:
 @pytest.mark.parametrize(
     "entry",
     [
-        {"chosen": "2", "rejected": "11"},
         {"chosen": CHOSEN[1:], "rejected": REJECTED[1:]},
         {"chosen": CHOSEN, "rejected": [{"role": "user", "content": "2+2="}, REJECTED[1]]},
     ],

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...core.addressing import address
-from ...parts.needs import Need, needs
+from ...parts.needs import Need, alone, needs
 from ...parts.ranges import Given
 from ..data import PromptRow
 from ..prompts.variants_of_prompts import VARIABLES, variant_of
@@ -20,6 +20,7 @@ KEEPS = "keeps completions of a prompt"
 
 @needs(
     once, draws_last("fills in the prompts"),
+    alone("given", "makes other prompts, to which the samples of the data do not belong"),
     without("makes a prompt another one at its next visit", replay=KEEPS, visits=KEEPS),
     Need("model.release_text_encoders", (False,), "makes new prompts in every iteration", task="images",
          mend="set it to false, because else all prompts are encoded before the run"),

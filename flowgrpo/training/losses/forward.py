@@ -20,7 +20,7 @@ from ...core.objectives import held_columns
 from ...core.penalties import Edges
 from ...core.surrogates import require_gradient
 from ...parts.choice import Choice, Of, named
-from ...parts.needs import at_least, needs
+from ...parts.needs import at_least, needs, unscored_counts
 from ...parts.ranges import Count, Whole
 from ...parts.traits import compares_all, saying
 from ...samplers.moves import draw_noise
@@ -58,9 +58,20 @@ def _leaves_a_level(recipe: Any, choice: Choice) -> list[str]:
     ]
 
 
+def _two_of_a_group(recipe: Any, choice: Choice) -> list[str]:
+    loss = choice["loss"]
+    if not getattr(loss.target, "of_selection", False):
+        return []
+    told = f"forward loss {loss.short}"
+    lone = [one for one in recipe.select if one.get("keep") == 1 and one.get("among") != "split"]
+    faults = [f"{told} compares two images of a group, and select {one.short} keeps 1; keep 2 or more" for one in lone]
+    return faults + unscored_counts(recipe, told)
+
+
 @needs(
     at_least("rollout.batch", lambda recipe, choice: recipe.rollout.group, "takes whole groups of {least} in a call"),
     _leaves_a_level,
+    _two_of_a_group,
 )
 class ForwardObjective(Unmeasured):
     """A loss of the forward process on the images of a rollout; any sampler may have made the images.

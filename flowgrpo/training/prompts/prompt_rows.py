@@ -111,7 +111,7 @@ def row_of(place: str, index: int, entry: Any, column: str | None) -> PromptRow:
     """
     if isinstance(entry, str):
         entry = {"prompt": entry} if column is None else entry
-    if isinstance(entry, dict) and column is None and _is_implicit(entry):
+    if isinstance(entry, dict) and column is None and _is_implicit(entry) and isinstance(entry[PAIR[0]], list):
         entry = {"prompt": _common(place, *(entry[name] for name in PAIR)), **entry}
     key = _prompt_column(place, entry if isinstance(entry, dict) else None, column, type(entry).__name__)
     for name, value in entry.items():
@@ -185,9 +185,9 @@ def stored_rows(table: StoredTable, chosen: range, source: PromptSource) -> list
         ValueError: there is no column of prompts, or a row has no prompt.
     """
     places = list(table.places())
-    if source.column is None and _is_implicit(table.names):
+    both = [table.values(name) for name in PAIR] if source.column is None and _is_implicit(table.names) else []
+    if both and isinstance(both[0][0], list):
         names, key = table.names, PAIR[0]
-        both = [table.values(name) for name in PAIR]
         said = [_common(place, *pair) for place, *pair in zip(places, *both, strict=True)]
     else:
         key = _prompt_column(places[0], table.names, source.column)
@@ -204,7 +204,7 @@ def answered(messages: Sequence[Mapping[str, str]]) -> int:
 
 
 def _conversation(place: str, messages: list[Any]) -> tuple[dict[str, str], ...]:
-    found = [_message(place, message) for message in messages]
+    found = [message_of(place, message) for message in messages]
     if not found or (found[-1]["role"] == ASSISTANT and (len(found) == 1 or found[-2]["role"] == ASSISTANT)):
         raise ValueError(
             f"{place}: the conversation in `prompt` must end with a message to be answered, with `role` and `content`; "
@@ -213,7 +213,7 @@ def _conversation(place: str, messages: list[Any]) -> tuple[dict[str, str], ...]
     return tuple(found)
 
 
-def _message(place: str, message: Any) -> dict[str, str]:
+def message_of(place: str, message: Any) -> dict[str, str]:
     """A message with its content as one text, in which `PART` stands for a picture.
 
     Other tools write a content as a list of texts and pictures. The pictures themselves are in a column.

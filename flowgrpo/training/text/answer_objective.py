@@ -14,7 +14,7 @@ from ...core.answer_losses import dpo, pairs_of, preferred_pairs
 from ...core.surrogates import require_gradient
 from ...parts.asked import answered, asked, not_given
 from ...parts.choice import Choice, Of, choices, named
-from ...parts.needs import needs
+from ...parts.needs import needs, unscored_counts
 from ...parts.traits import whole_groups
 from ..losses.objective import pair
 from .distilled_objective import DistilledObjective
@@ -43,6 +43,8 @@ def _of_answers(recipe: TextRecipe, choice: Choice) -> list[str]:
     ]
     if recipe.select:
         faults.append(f"{told} takes whole groups; leave select out")
+    if "pairs" in asked(choice["loss"].target):
+        faults += unscored_counts(recipe, f"answer loss {choice['loss'].short}")
     return faults + not_given(choice["loss"], ANSWERED)
 
 

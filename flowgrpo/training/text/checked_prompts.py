@@ -68,17 +68,25 @@ def check_prompts(
         fits(str(recipe.data.heldout), row)
 
 
-def check_answers(recipe: TextRecipe, data: Data, tokens: Callable[[str], list[int]], note: Note) -> None:
+def check_answers(
+    recipe: TextRecipe,
+    data: Data,
+    prompt_tokens: Callable[[PromptRow], int],
+    tokens: Callable[[str], list[int]],
+    note: Note,
+) -> None:
     """Check the lengths of the completions that the data give, and leave out prompts with longer ones if it says so.
 
     Args:
-        recipe: for the largest length, and the columns of the completions.
+        recipe: for the largest length, the tokens that are scored at once, and the columns of the completions.
         data: the prompts.
+        prompt_tokens: the number of tokens of a prompt.
         tokens: the token ids of a completion, with its end.
         note: called with a sentence about the prompts that are left out.
 
     Raises:
-        ValueError: a completion is longer than the recipe allows, or all training prompts would be left out.
+        ValueError: a completion is longer than the recipe allows, the completions of a prompt are too long to be scored
+            together, or all training prompts would be left out.
     """
     columns, most, source = given_columns(recipe), recipe.generation.max_tokens, recipe.data.train
     if not columns:
@@ -86,8 +94,15 @@ def check_answers(recipe: TextRecipe, data: Data, tokens: Callable[[str], list[i
     drops, kept = recipe.generation.long_prompts == "drop", list[PromptRow]()
     for row in data.train.rows:
         longest = max(len(tokens(answer_of(row, column))) for column in columns)
-        if longest <= most:
+        together = len(columns) * (prompt_tokens(row) + longest)
+        if longest <= most and together <= recipe.rollout.tokens:
             kept.append(row)
+        elif not drops and longest <= most:
+            raise ValueError(
+                f"{source}: the {len(columns)} completions of prompt {row.id + 1} are compared, and have {together:,} "
+                f"tokens together with their prompt and padding; rollout.tokens is {recipe.rollout.tokens:,}: raise "
+                "it, or leave out the prompt, or write generation.long_prompts: drop"
+            )
         elif not drops:
             raise ValueError(
                 f"{source}: a completion of prompt {row.id + 1} has {longest} tokens; generation.max_tokens is {most}: "
@@ -98,6 +113,7 @@ def check_answers(recipe: TextRecipe, data: Data, tokens: Callable[[str], list[i
     if len(kept) < len(data.train.rows):
         note(
             f"{len(data.train.rows) - len(kept):,} of {len(data.train.rows):,} prompts of {source} are left out, "
-            f"because their completions have more than {most} tokens (generation.max_tokens)"
+            f"because their completions have more than {most} tokens (generation.max_tokens), or more than "
+            f"{recipe.rollout.tokens:,} together (rollout.tokens)"
         )
         data.train.rows = kept

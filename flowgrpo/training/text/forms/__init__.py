@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ....parts.choice import Choice
+from ....parts.traits import offering
 from .by_entropy import by_entropy
 from .exits import anytime, elastic, exits
 from .expert import expert
@@ -40,6 +41,11 @@ def _own_sampler(recipe: Any, choice: Choice) -> list[str]:
     engine = recipe.generation.engine
     if choice.name == PLAIN or engine == "transformers":
         return []
+    if offering(choice, "given"):
+        return [
+            f"form {choice.short} takes completions from the data, so generation.engine {engine} would only wait; use "
+            "generation.engine transformers"
+        ]
     return [
         f"form {choice.short} continues completions, and generation.engine {engine} only completes prompts; use "
         "generation.engine transformers"

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ....parts.choice import Choice
-from ....parts.needs import Need, needs, one_round
+from ....parts.needs import Need, needs, one_round, unscored
 from ....parts.traits import offers
 
 if TYPE_CHECKING:
@@ -17,6 +16,8 @@ if TYPE_CHECKING:
 
 def _as_many_as_columns(recipe: Any, choice: Choice) -> list[str]:
     columns, group = choice["columns"], recipe.rollout.group
+    if fault := unscored(recipe, columns):
+        return [fault]
     if len(set(columns)) < len(columns) or not columns:
         return [f"rollout.form.columns is {list(columns)}; name one column or more, each once"]
     if group != len(columns):
@@ -30,6 +31,7 @@ def _as_many_as_columns(recipe: Any, choice: Choice) -> list[str]:
 @offers("given")
 @needs(
     _as_many_as_columns,
+    Need("generation.temperature", (1.0,), "gives completions that the policy did not draw, so nothing is sampled"),
     Need("objective", ("answers",), "gives completions that the policy did not draw, and only whole answers need none"),
     one_round("trains on the completions of the data"),
 )
@@ -66,15 +68,24 @@ def answer_of(row: PromptRow, column: str) -> str:
     Raises:
         ValueError: there is none, or the messages before it are not the prompt's.
     """
+    from ...prompts.prompt_rows import ASSISTANT, message_of
+
     said, place = row.columns.get(column), row.place or f"{row.text!r:.80}"
-    if isinstance(said, list):
-        before, said = said[:-1], _content(said[-1:])
-        if before and [_content([one]) for one in before] not in _prompts(row):
+    if isinstance(said, list) and said:
+        if not isinstance(said[-1], dict) or said[-1].get("role") != ASSISTANT:
+            raise ValueError(
+                f"{place}: `{column}` is a conversation that does not end with a message of the assistant; write the "
+                "answer as its last message, with role assistant"
+            )
+        before = [message_of(place, message) for message in said[:-1]]
+        if before and before not in _prompts(row):
             raise ValueError(
                 f"{place}: `{column}` is a conversation that does not begin with the prompt; write the message of the "
                 "assistant alone"
             )
-    # A model may have ended at once, so an empty text is a completion too.
+        # A model may have ended at once, so an empty text is an answer too.
+        said = said[-1].get("content")
+        said = message_of(place, {"role": ASSISTANT, "content": said})["content"] if isinstance(said, list) else said
     if not isinstance(said, str):
         raise ValueError(
             f"{place}: `{column}` is {said!r:.80}; write the words of a completion, or a conversation that ends with a "
@@ -83,15 +94,9 @@ def answer_of(row: PromptRow, column: str) -> str:
     return said
 
 
-def _content(messages: Sequence[Any]) -> Any:
-    """The content of the last of some messages; None if it is no message."""
-    return messages[-1].get("content") if messages and isinstance(messages[-1], dict) else None
-
-
-def _prompts(row: PromptRow) -> list[list[Any]]:
-    """The contents of the messages that may stand before a completion."""
+def _prompts(row: PromptRow) -> list[list[dict[str, str]]]:
+    """The messages that may stand before a completion."""
     if row.messages is None:
-        return [[row.text]]
-    whole = [message["content"] for message in row.messages]
+        return [[{"role": "user", "content": row.text}]]
     # A data set may repeat the conversation with or without its system message.
-    return [whole, whole[1:]] if row.messages[0]["role"] == "system" else [whole]
+    return [[*row.messages], [*row.messages[1:]]] if row.messages[0]["role"] == "system" else [[*row.messages]]
