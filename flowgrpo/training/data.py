@@ -103,11 +103,11 @@ def prompt_path(source: str) -> Path:
     world, colon, name = named.path.partition(":")
     if colon and world in EMBEDDED:
         home = Path(str(resources.files(EMBEDDED[world])))
-        path = home / "data" / f"{name}.jsonl"
-        path = path if path.is_file() else home / name / "metadata.jsonl"
-        if not path.is_file():
+        # Pairs are folders as `flowgrpo pairs` writes them.
+        places = (home / "data" / f"{name}.jsonl", home / name / "metadata.jsonl", home / name / "data.jsonl")
+        if (found := next((place for place in places if place.is_file()), None)) is None:
             raise ValueError(f"no embedded prompt set {source!r}; write {world}:train, {world}:heldout or {world}:test")
-        return path
+        return found
     if not named.path:
         raise ValueError(
             "the path of the prompt file is empty; name a file (in a recipe: data.train, data.heldout, data.test)"
