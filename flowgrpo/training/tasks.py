@@ -34,7 +34,7 @@ from .prompts.prompt_rows import Size
 from .reporting.clock import Clock
 
 LEAST_FIDELITY = 15.0
-"""Decibels below which a given image has hardly come back. VAEs of released models have 25 to 40."""
+"""Decibels below which a given image has hardly come back."""
 
 
 class Collected(Protocol):
