@@ -16,7 +16,7 @@ def pairs(
     samples: Annotated[
         Path,
         typer.Argument(
-            help="A folder that `evaluate --out` has written, or a run, of which training samples are taken."
+            help="A folder that `evaluate --out` has written, or a run; only its training samples are taken."
         ),
     ],
     out: Annotated[Path, typer.Option(help="New folder for the pairs.")],

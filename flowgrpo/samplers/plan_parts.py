@@ -282,7 +282,7 @@ def given(
     """No sampling: the data give the images of each prompt, for losses of the forward process (Diffusion-DPO).
 
     The rewards score the given images. Reward `given` says how the data rank them. `sampler.steps` is the number of
-    noise levels, of which the objective draws some.
+    noise levels, and the objective draws some of them.
 
     Args:
         setting: setting of the run.
