@@ -112,7 +112,7 @@ def sample_records(
     seen: dict[int, int] = {}
     records = []
     origins = experience.origins()
-    cut = experience.given().get("truncated") or [False] * len(origins)
+    cut = experience.given().get("truncated")
     for sample, owner in enumerate(experience.prompt_of_sample):
         row = rows[owner]
         seed = seen[owner] = seen.get(owner, -1) + 1
@@ -124,7 +124,7 @@ def sample_records(
                 "sample": sample if numbers is None else numbers[sample],
                 **origins[sample],
                 **({} if row.messages is None else {"messages": list(row.messages)}),
-                **({"truncated": True} if cut[sample] else {}),
+                **({} if cut is None else {"truncated": bool(cut[sample])}),
                 **scores.record(sample),
                 "columns": dict(row.columns),
             }
