@@ -430,5 +430,5 @@ def ode_plan(
 
 
 def given_plan(sigmas: Sequence[float], *, samples: int) -> Plan:
-    """No sampling: the data give `samples` images for each prompt, and a loss noises them to some of these levels."""
+    """No sampling: the data give `samples` images for each prompt, and a loss noises them to some of the levels."""
     return Plan(tuple(sigmas), tuple(StepPlan() for _ in range(len(sigmas) - 1)), roots=samples, given=True)

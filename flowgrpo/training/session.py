@@ -318,13 +318,7 @@ def load_text_task(
         lambda row, count: check_positions(language, row.text, count, recipe.generation.max_tokens),
         note,
     )
-    check_answers(
-        recipe,
-        data,
-        prompt_tokens,
-        language.answer_tokens,
-        note,
-    )
+    check_answers(recipe, data, prompt_tokens, language.answer_tokens, note)
     if model.pictures:
         some = [language.encode(row.text, row.messages, row.pictures) for row in data.train.rows[:LOOKED_AT]]
         # In a short prompt with a small picture, positions may be the same by several rules.

@@ -192,7 +192,7 @@ def test_the_policy_prefers_the_image_whose_error_it_has_lowered_more():
     # The first pair is as it should be, the second is turned round, of the third neither is preferred, and the last
     # has no better image.
     assert preferred(noised).tolist() == [1.0, 0.0, 0.5]
-    # Of three images, the best and the worst of those that are trained are compared.
+    # The first of three images is not trained, so the second and the third are compared.
     three = replace(
         rows(v[:3], [1.0, 0.0, -1.0], reference=torch.zeros_like(v[:3])), kept=torch.tensor([False, True, True])
     )

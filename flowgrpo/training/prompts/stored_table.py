@@ -260,7 +260,7 @@ def _keepable(kind: Any) -> bool:
 
 
 def _is_picture(kind: Any) -> bool:
-    """Whether values are pictures as `datasets.Image` stores them, or bytes of files, or lists of these."""
+    """Whether values are pictures as `datasets.Image` stores them, bytes of files, or lists of such values."""
     types = arrow().types
     if types.is_binary(kind) or types.is_large_binary(kind):
         return True
