@@ -169,7 +169,7 @@ def _print_counts(recipe: Recipe | MaskedRecipe) -> None:
         f"{noun}s an iteration, {recipe.run.iterations} iterations"
     )
     if columns := given_columns(recipe):
-        say(f"nothing is sampled: the images are in the columns {', '.join(columns)} of {recipe.data.train}")
+        say(f"nothing is sampled: the {noun}s are in the columns {', '.join(columns)} of {recipe.data.train}")
     elif recipe.rollout.chunk is not None:
         say(f"sampled and decoded {recipe.rollout.chunk} prompts at a time; the lines below do not depend on it")
     say(

@@ -94,6 +94,28 @@ def quadrature(length: int, generator: torch.Generator, *, levels: Count = 2, dr
     return Passes(torch.stack(masks), torch.stack(weights), torch.ones(length, dtype=torch.bool))
 
 
+def elbo(length: int, generator: torch.Generator, *, levels: Count = 8, ranges: bool = True) -> Passes:
+    """The evidence lower bound by Monte Carlo over the number of masked tokens (LLaDA, arXiv 2502.09992, Eq. 6).
+
+    A pass masks n of the L positions, where n is uniform from 1 to L. Its weight is L / (n x `levels`). Each pass has a
+    level of its own, and one mask: of all ways to spend so many passes, this one has the smallest variance (VRPO, arXiv
+    2505.19223).
+
+    Args:
+        length: positions L of the completion.
+        generator: of the masks.
+        levels: Number of passes.
+        ranges: Whether one level is drawn from each of `levels` ranges of equal size, so that together they vary less
+            than levels that are drawn from 1 to L independently.
+    """
+    share = torch.rand(levels, generator=generator, dtype=torch.float64)
+    share = (share + torch.arange(levels)) / levels if ranges else share
+    count = (share * length).long()[:, None] + 1
+    order = torch.rand(levels, length, generator=generator, dtype=torch.float64).argsort(1).argsort(1)
+    masked = order < count
+    return Passes(masked, masked.float() * (length / (count * levels)), torch.ones(length, dtype=torch.bool))
+
+
 def uniform(length: int, generator: torch.Generator, *, draws: Count = 1) -> Passes:
     """Masks at levels that are drawn uniformly, and the log-probs of what they mask (UniGRPO of MMaDA, 2505.15809).
 
@@ -139,6 +161,7 @@ LIKELIHOODS: dict[str, Callable[..., Passes]] = {
     "fully_masked": fully_masked,
     "coupled": coupled,
     "quadrature": quadrature,
+    "elbo": elbo,
     "uniform": uniform,
     "trace": trace,
 }

@@ -28,7 +28,7 @@ from ..training.data import PromptRow
 from ..training.model_paths import DTYPES, language_folder
 from ..training.prompts.chosen_prompts import places_of
 from ..training.session import lora_spec
-from ..training.text.answer_objective import compares
+from ..training.text.whole_answers import compares
 from .estimates import GIB, GPUS, Gpu, memory_lines
 from .footprint import Attention, FlopTally, GroupedProduct, LiveBytes
 from .known_models import shapes_of

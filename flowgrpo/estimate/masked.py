@@ -19,7 +19,7 @@ from ..training.data import PromptRow
 from ..training.model_paths import DTYPES, masked_folder
 from ..training.planning import forecast, passes_of
 from ..training.prompts.chosen_prompts import places_of
-from ..training.text.answer_objective import compares
+from ..training.text.whole_answers import compares
 from .estimates import GPUS
 from .footprint import LiveBytes
 from .known_models import masked_shapes_of

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from ..parts.choice import Choice, Of
+from ..parts.choice import Choice, Of, given_names
 from ..parts.needs import asking, needs, one_round, unscored, unused
 from ..parts.own_code import PartError
 from ..parts.plugins import told
@@ -259,37 +259,55 @@ def ode(
 
 
 def _noised_again(recipe: Any, choice: Choice) -> list[str]:
-    faults = []
-    if trained(recipe) != "images":
+    faults, masked = [], recipe.task == "masked"
+    if masked and recipe.objective.name != "answers":
+        faults.append(
+            f"plan {choice.short} gives completions that the policy did not draw, and objective is "
+            f"{recipe.objective.name}; use objective answers"
+        )
+    if masked and recipe.generation.temperature != 1.0:
+        faults.append(
+            f"plan {choice.short} samples nothing, and generation.temperature is {recipe.generation.temperature:g}, by "
+            "which logits are divided in scoring too; use generation.temperature 1.0"
+        )
+    likelihood = recipe.objective.get("likelihood") if masked else None
+    if likelihood is not None and "steps" in given_names(likelihood.target):
+        faults.append(
+            f"likelihood {likelihood.short} takes its masks from the steps of the sampler, and plan {choice.short} "
+            "samples nothing; use objective.likelihood elbo"
+        )
+    if not masked and trained(recipe) != "images":
         faults.append(
             f"plan {choice.short} samples nothing, so there are no steps to train, and objective is "
             f"{recipe.objective.name}; use objective forward"
         )
     if fault := unscored(recipe, choice["columns"]):
         faults.append(fault)
-    solver = unused(recipe.sampler, ["solver"], f"plan {choice.short} takes no step")
+    solver = [] if masked else unused(recipe.sampler, ["solver"], f"plan {choice.short} takes no step")
     return faults + [f"sampler.{one}" for one in solver]
 
 
 @offers("given")
-@needs(_noised_again, one_round("trains on the images of the data"))
+@needs(_noised_again, one_round("trains on the samples of the data"))
 def given(
     setting: Setting,
     iteration: int,
     *,
     columns: tuple[str, ...] = ("chosen", "rejected"),
 ) -> Plan:
-    """No sampling: the data give the images of each prompt, for losses of the forward process (Diffusion-DPO).
+    """No sampling: the data give the samples of each prompt (Diffusion-DPO; VRPO for masked language models).
 
-    The rewards score the given images. Reward `given` says how the data rank them. `sampler.steps` is the number of
-    noise levels, and the objective draws some of them.
+    The rewards score the given samples. Reward `given` says how the data rank them. Images are for losses of the
+    forward process: `sampler.steps` is the number of noise levels, and the objective draws some of them. Completions
+    are for objective `answers`. Evaluations sample.
 
     Args:
         setting: setting of the run.
         iteration: counted from 0.
-        columns: Columns of the training prompts that hold the images of a prompt, the best image first. A column holds
-            paths, or the pictures of a data set. In the place of a column NAME there may be a column NAME_file_name
-            with paths.
+        columns: Columns of the training prompts that hold the samples of a prompt, the best sample first. For images,
+            a column holds paths, or the pictures of a data set, and in the place of a column NAME there may be a column
+            NAME_file_name with paths. For completions, it holds texts, or conversations that end with a message of the
+            assistant.
 
     Raises:
         ValueError: if `rollout.group` is not the number of columns, or a column is named twice.

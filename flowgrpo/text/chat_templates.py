@@ -118,6 +118,12 @@ def turn_end(tokenizer: Any) -> int | None:
     return int(ids[0]) if ids and ids[0] in tokenizer.added_tokens_decoder else None
 
 
+def answer_end(tokenizer: Any, chat: bool, ends: Sequence[int]) -> int:
+    """The token that ends an answer; of several end tokens, the one of the chat template or of the tokenizer."""
+    named = (turn_end(tokenizer) if chat else None, tokenizer.eos_token_id)
+    return next((int(token) for token in named if token is not None and token in ends), ends[0])
+
+
 def check_variables(tokenizer: Any, given: Mapping[str, Any], owner: str) -> None:
     """Refuse values for variables that the chat template of a tokenizer does not read.
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..core.completion_blocks import open_block, seen_in_blocks
 from ..weights.pipeline_folders import from_hub
-from .chat_templates import template_ids, turn_end, uses_template, without_template
+from .chat_templates import answer_end, template_ids, turn_end, uses_template, without_template
 from .diffusion_models import DIFFUSION_TYPES, check_block, model_class, tokenizer_class, type_of
 from .model_folder import check_language_folder, load_whole
 from .positions import room_of
@@ -91,6 +91,17 @@ class MaskedLanguageModel:
         ids: list[int] = list(self.tokenizer(without_template(prompt, messages)).input_ids)
         closing = self.tokenizer.sep_token_id
         return (ids[:-1], ids[-1:]) if closing is not None and ids[-1:] == [closing] else (ids, [])
+
+    def answer_tokens(self, text: str) -> list[int]:
+        """The token ids of a whole completion that the model did not write: its words and an end token."""
+        words: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+        return [*words, answer_end(self.tokenizer, self.chat, self.ends)]
+
+    @property
+    def fill(self) -> int:
+        """The end token that fills a completion behind its end."""
+        eos = self.tokenizer.eos_token_id
+        return self.ends[0] if eos is None else int(eos)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of a completion up to its first end token; masks that are left are shown as `_`."""

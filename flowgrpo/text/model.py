@@ -18,7 +18,7 @@ from ..weights.merging import merged_weight, refuse_shared
 from ..weights.pipeline_folders import from_hub
 from ..weights.saving import ADAPTER_FILE, PEFT_PREFIX, put_adapter, save_adapter
 from ..weights.trained import ADAPTER, TrainedWeights
-from .chat_templates import conversation, template_ids, turn_end, uses_template, without_template
+from .chat_templates import answer_end, conversation, template_ids, uses_template, without_template
 from .key_value_cache import cache_of, has_states, select_rows
 from .model_folder import check_language_folder, check_sight_of, load_processor, load_whole
 from .picture_marks import MARK, without_marks
@@ -105,9 +105,7 @@ class LanguageModel:
     @cached_property
     def answer_end(self) -> int:
         """The token that ends an answer; of several end tokens, the one of the chat template or of the tokenizer."""
-        turn = turn_end(self.tokenizer) if self.chat else None
-        named = (turn, self.tokenizer.eos_token_id)
-        return next((int(token) for token in named if token is not None and token in self.ends), self.ends[0])
+        return answer_end(self.tokenizer, self.chat, self.ends)
 
     @cached_property
     def unsaid(self) -> tuple[int, ...]:

@@ -51,6 +51,7 @@ from .text.answer_objective import tried
 from .text.forms import FORMS
 from .text.forms.filling import missing_columns
 from .text.forms.from_data import answer_of
+from .text.whole_answers import try_loss
 
 HIGHEST_FULL_RATE = 2e-4
 """On the embedded model, full weights learn at 1e-4; at the LoRA's 1e-3 ten iterations ruin it."""
@@ -262,6 +263,8 @@ def _combinations(found: Checked) -> None:
         checks.append(lambda: Balance(balance))
     if isinstance(recipe, TextRecipe):
         checks.append(lambda: tried(recipe))
+    elif isinstance(recipe, MaskedRecipe) and (loss := recipe.objective.get("loss")) is not None:
+        checks += [lambda: try_loss(loss), lambda: check_plans(recipe)]
     else:
         checks.append(lambda: check_plans(recipe))
     for one in checks:
@@ -271,14 +274,21 @@ def _combinations(found: Checked) -> None:
 
 
 def _form(found: Checked) -> None:
-    """Check that the prompts have what the form of a rollout reads of them, before a group needs it."""
+    """Check that the prompts have what a form or plan reads of them, before a group needs it."""
     recipe, data = found.recipe, found.data
-    if isinstance(recipe, TextRecipe) and data is not None and recipe.rollout.form.name in FORMS:
-        faults = missing_columns(recipe.rollout.form, column_names(data.train.rows))
-        found.findings += [Fault("fault", f"{recipe.data.train}: {one}", "rollout.form") for one in faults]
+    if data is None:
+        return
+    chosen, key = None, "rollout.form"
+    if isinstance(recipe, TextRecipe) and recipe.rollout.form.name in FORMS:
+        chosen = recipe.rollout.form
+    elif isinstance(recipe, MaskedRecipe) and given_columns(recipe):
+        chosen, key = recipe.sampler.plan, "sampler.plan"
+    if chosen is not None:
+        faults = missing_columns(chosen, column_names(data.train.rows), key)
+        found.findings += [Fault("fault", f"{recipe.data.train}: {one}", key) for one in faults]
         if not found.texts("fault"):
-            found.attempt("rollout.form", _answers, recipe, data.train.rows)
-    if data is not None and given_columns(recipe):
+            found.attempt(key, _answers, recipe, data.train.rows)
+    if given_columns(recipe):
         found.attempt("rewards", _given_scores, recipe, data.train.rows)
 
 
@@ -294,7 +304,7 @@ def _given_scores(recipe: AnyRecipe, rows: Sequence[PromptRow]) -> None:
                     raise ValueError(f"{row.place}: {error}") from None
 
 
-def _answers(recipe: TextRecipe, rows: Sequence[PromptRow]) -> None:
+def _answers(recipe: AnyRecipe, rows: Sequence[PromptRow]) -> None:
     """Check that the data give a completion of every prompt, if the recipe takes them from there."""
     for row in rows:
         for column in given_columns(recipe):

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from ..configs.prompt_source import HUB, prompt_source
-from ..configs.schema import AnyRecipe, MaskedRecipe, Recipe, TextRecipe
+from ..configs.schema import AnyRecipe, Recipe, TextRecipe
 from ..configs.sections import SPLITS
 from ..parts.traits import offering
 from ..rewards.base import OF_GIVEN, OF_TEXT, RESERVED
@@ -96,9 +96,7 @@ def picture_column(rows: Sequence[PromptRow], source: str) -> str:
 
 def given_columns(recipe: AnyRecipe) -> Sequence[str]:
     """The columns of the training prompts that hold what stands in the place of samples; empty if a recipe samples."""
-    if isinstance(recipe, MaskedRecipe):
-        return ()
-    chosen = recipe.sampler.plan if isinstance(recipe, Recipe) else recipe.rollout.form
+    chosen = recipe.rollout.form if isinstance(recipe, TextRecipe) else recipe.sampler.plan
     columns: Sequence[str] = chosen.get("columns") or ("chosen", "rejected")
     return columns if offering(chosen, "given") else ()
 

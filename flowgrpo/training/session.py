@@ -53,10 +53,10 @@ from .recipe_prompts import columns_of_run, with_revisions
 from .reporting.reporter import Reporter
 from .stopping import Stop
 from .tasks import FlowTask, Task
-from .text.answer_objective import compares
 from .text.checked_prompts import Note, check_answers, check_prompts
 from .text.text_policy import TextPolicy, check_positions
 from .text.text_task import TextTask
+from .text.whole_answers import compares
 from .trainer import Trainer
 
 if TYPE_CHECKING:
@@ -360,13 +360,12 @@ def load_masked_task(
         weights = LanguageWeights.whole(language, keep_reference=compares(recipe))
     weights.gradient_checkpointing(model.gradient_checkpointing)
     policy = MaskedPolicy(language, weights, recipe)
-    check_prompts(
-        recipe,
-        data,
-        lambda row: len(language.encode(row.text, row.messages)[0]),
-        lambda row, count: policy.frame(row.text, row.messages),
-        note,
-    )
+
+    def prompt_tokens(row: PromptRow) -> int:
+        return len(language.encode(row.text, row.messages)[0])
+
+    check_prompts(recipe, data, prompt_tokens, lambda row, count: policy.frame(row.text, row.messages), note)
+    check_answers(recipe, data, prompt_tokens, language.answer_tokens, note)
     return MaskedTask(recipe, policy)
 
 

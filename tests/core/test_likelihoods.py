@@ -14,6 +14,7 @@ from flowgrpo.core.likelihoods import (
     LIKELIHOODS,
     Passes,
     coupled,
+    elbo,
     fully_masked,
     gauss_legendre,
     quadrature,
@@ -102,22 +103,54 @@ def test_the_quadrature_is_exact_for_polynomials_of_its_degree(count: int) -> No
 
 
 def test_the_quadrature_estimates_the_evidence_lower_bound() -> None:
-    """The bound by enumeration: its integrand is a polynomial of degree 2 in t here, so two nodes integrate it exactly.
-
-    A mask of k positions adds t^(k-1) (1 - t)^(L-k), whose integral is B(k, L - k + 1).
-    """
-    bound = 0.0
-    for masked in every_mask():
-        k = int(masked.sum())
-        if k:
-            share = math.gamma(k) * math.gamma(LENGTH - k + 1) / math.gamma(LENGTH + 1)
-            bound += share * float((log_p(masked, IDS) * masked).sum())
+    """The integrand is a polynomial of degree 2 in t here, so two nodes integrate it exactly."""
     found = torch.tensor(
         [estimate(drawn(quadrature, seed, levels=2), IDS) for seed in range(6000)], dtype=torch.float64
     )
-    assert found.mean() == pytest.approx(bound, abs=4 * float(found.std()) / math.sqrt(len(found)))
+    assert found.mean() == pytest.approx(enumerated_bound(), abs=4 * float(found.std()) / math.sqrt(len(found)))
     more = torch.tensor([estimate(drawn(quadrature, seed, levels=2, draws=4), IDS) for seed in range(1000)])
     assert more.var() < 0.5 * found.var()
+
+
+def enumerated_bound() -> float:
+    """The bound by enumeration: a mask of k positions adds B(k, L - k + 1), the integral of t^(k-1) (1 - t)^(L-k)."""
+    bound = 0.0
+    for masked in every_mask():
+        if k := int(masked.sum()):
+            share = math.gamma(k) * math.gamma(LENGTH - k + 1) / math.gamma(LENGTH + 1)
+            bound += share * float((log_p(masked, IDS) * masked).sum())
+    return bound
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_random_numbers_of_masks_estimate_the_evidence_lower_bound(ranges: bool) -> None:
+    found = torch.tensor(
+        [estimate(drawn(elbo, seed, levels=2, ranges=ranges), IDS) for seed in range(6000)], dtype=torch.float64
+    )
+    assert found.mean() == pytest.approx(enumerated_bound(), abs=4 * float(found.std()) / math.sqrt(len(found)))
+
+
+def test_each_pass_masks_as_many_positions_as_its_weight_says() -> None:
+    counts = []
+    for seed in range(400):
+        passes = elbo(16, torch.Generator().manual_seed(seed), levels=4)
+        count = passes.masked.sum(1)
+        assert torch.allclose(passes.weight.sum(1), torch.full((4,), 16 / 4))
+        assert bool(((passes.weight > 0) == passes.masked).all())
+        # One number of masks in each quarter of 1 to 16.
+        assert ((count - 1) // 4).tolist() == [0, 1, 2, 3]
+        counts += count.tolist()
+    assert set(counts) == set(range(1, 17))
+
+
+def test_levels_of_ranges_vary_less_than_independent_ones() -> None:
+    """Of a model whose tokens are less likely the fewer it sees, on 256 positions."""
+
+    def spread(ranges: bool) -> float:
+        made = [elbo(256, torch.Generator().manual_seed(seed), levels=8, ranges=ranges) for seed in range(300)]
+        return float(torch.tensor([(p.weight.sum(1) * p.masked.sum(1) / 256).sum() for p in made]).var())
+
+    assert spread(True) < 0.05 * spread(False)
 
 
 def test_one_pass_masks_everything() -> None:

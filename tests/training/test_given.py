@@ -266,7 +266,7 @@ def test_columns_that_do_not_fit_are_refused(more: list[str], why: str) -> None:
         (["sampler.kernel=cps"], r"sampler\.kernel is cps.* no step of plan given draws noise, so it has no effect"),
         (
             ["rollout.budget={}"],
-            r"plan given trains on the images of the data, and rollout\.budget samples a prompt in",
+            r"plan given trains on the samples of the data, and rollout\.budget samples a prompt in",
         ),
     ],
 )

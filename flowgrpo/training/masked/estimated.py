@@ -1,27 +1,26 @@
-"""The objective of finished completions, whose log-probs are estimated by masking them again."""
+"""The objective of the tokens of finished completions, and all objectives of masked models by name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ...core.addressing import address
 from ...core.likelihoods import Passes, coupled
 from ...core.surrogates import clip
-from ...parts.choice import Of, given_names
+from ...parts.choice import Of
 from ...parts.needs import needs
 from ..losses.objective import Objective
+from .masked_answers import MaskedAnswers
 from .masked_objective import MaskedObjective, ScoredColumns, plain_inputs
+from .remasking import Remasking
 from .trajectory import RevealObjective
 
 if TYPE_CHECKING:
     from ...configs.schema import MaskedRecipe
-    from ...samplers.transitions import Rollout
-    from ...text.masked_model import Frame
     from ..controls import Controls
     from .masked_policy import MaskedPolicy, UnmaskedTexts
 
@@ -62,14 +61,14 @@ class EstimatedObjective(MaskedObjective):
         level: Literal["token", "sequence"] = "token",
     ) -> None:
         super().__init__(recipe, policy, surrogate, level)
-        self.likelihood = likelihood
+        self.remasking = Remasking(recipe, policy, likelihood)
         self._before: dict[tuple[int, int], Tensor] = {}
         self._passes: dict[tuple[int, int | None], int] = {}
-        self._steps: Tensor | None = None
 
     def prepare(self, experience: UnmaskedTexts) -> None:
         """Keep the estimates of the policy that sampled, if the rollout has several updates."""
-        self._before, self._passes, self._steps = {}, {}, None
+        self._before, self._passes = {}, {}
+        self.remasking.forget()
         if not self.several:
             return
         with torch.no_grad():
@@ -85,8 +84,8 @@ class EstimatedObjective(MaskedObjective):
         Passes that score different tokens are batches of their own, so that only one of them is in memory.
         """
         for leaves in self._leaves(experience, part):
-            if self.level == "token" and self._drawn(experience, leaves[0], 0)[0].apart:
-                count = max(len(self._drawn(experience, leaf, 0)[0].masked) for leaf in leaves)
+            if self.level == "token" and self.remasking.drawn(experience, leaves[0], 0)[0].apart:
+                count = max(len(self.remasking.drawn(experience, leaf, 0)[0].masked) for leaf in leaves)
                 yield from ((leaves, number) for number in range(count))
             else:
                 yield leaves, None
@@ -134,14 +133,8 @@ class EstimatedObjective(MaskedObjective):
         """Estimated log-probs [R, L], and which of them count [R, L]; of one pass if it has a number."""
         policy, rollout = self.policy, experience.rollout
         ids = rollout.x[list(leaves)]
-        owners = rollout.leaf_prompt.tolist()
-        frames: list[list[Frame]] = []
-        drawn: list[Passes] = []
-        for leaf in leaves:
-            passes, generator = self._drawn(experience, leaf, epoch)
-            frame = experience.frames[owners[leaf]]
-            frames.append([self._veiled(frame, passes.prompt, generator) for _ in passes.masked])
-            drawn.append(passes)
+        found = [self.remasking.framed(experience, leaf, epoch) for leaf in leaves]
+        drawn, frames = [passes for passes, _ in found], [seen for _, seen in found]
         masked = pad_sequence([one.masked for one in drawn]).to(ids.device)
         weight = pad_sequence([one.weight for one in drawn]).to(ids.device)
         written = self.policy.moves.counted(ids)
@@ -153,50 +146,10 @@ class EstimatedObjective(MaskedObjective):
             total = total + weight[place] * policy.token_log_probs(given, ids, masked[place], scored)
         return total, counted if number is None else counted & (weight[number] > 0)
 
-    def _drawn(self, experience: UnmaskedTexts, leaf: int, epoch: int) -> tuple[Passes, torch.Generator]:
-        """The passes over a leaf, and the generator that drew them."""
-        rollout = experience.rollout
-        owner = int(rollout.leaf_prompt[leaf])
-        place = int((rollout.leaf_prompt[:leaf] == owner).sum())
-        generator = torch.Generator().manual_seed(address(experience.keys[owner], -1, place, epoch))
-        given: dict[str, Any] = {}
-        if asked := given_names(self.likelihood):
-            if self._steps is None:
-                self._steps = reveal_steps(rollout, self.policy.moves.mask)
-            has = {"steps": self._steps[leaf], "block": self.recipe.model.block}
-            given = {name: has[name] for name in asked}
-        return self.likelihood(self.recipe.generation.tokens, generator, **given), generator
-
-    def _veiled(self, frame: Frame, share: float, generator: torch.Generator) -> Frame:
-        """A prompt in which a share of the tokens is masked."""
-        if not share:
-            return frame
-        head, tail = frame
-        hidden = (torch.rand(len(head), generator=generator) < share).tolist()
-        return [self.policy.language.mask if hide else token for token, hide in zip(head, hidden)], tail
-
-
-def reveal_steps(rollout: Rollout, mask: int) -> Tensor:
-    """[leaves, L] the step of a rollout that revealed each token of its completions, in host memory; -1 for none.
-
-    Args:
-        rollout: of a masked model, with its states.
-        mask: id of the mask token.
-    """
-    assert rollout.states is not None
-    hidden, parent, depth = (rollout.states == mask).cpu(), rollout.parent.cpu(), rollout.depth.cpu()
-    node = rollout.leaf.cpu()
-    found = torch.full((len(node), hidden.shape[1]), -1)
-    # All leaves go up at once; a node without a parent stays where it is.
-    while bool((parent[node] >= 0).any()):
-        before = torch.where(parent[node] >= 0, parent[node], node)
-        found = torch.where(hidden[before] & ~hidden[node], depth[before][:, None], found)
-        node = before
-    return found
-
 
 MASKED_OBJECTIVES: dict[str, Callable[..., Objective]] = {
     "trajectory": RevealObjective,
     "estimated": EstimatedObjective,
+    "answers": MaskedAnswers,
 }
 """`objective(recipe, policy, controls, *, ...)`: a class with the methods of `losses.objective.Objective`."""

@@ -16,7 +16,7 @@ from ...pipelines.experience import Experience, part_bounds
 from ...pipelines.policy import Told, silent
 from ...samplers.plans import Plan
 from ...samplers.rollout import RolloutRunner
-from ...samplers.transitions import Rollout, Transitions, Velocity, replay
+from ...samplers.transitions import Rollout, Transitions, Velocity, given_rollout, replay
 from ...samplers.unmasking import MaskMoves, part, reveal_log_probs, with_part, without_mask
 from ...text.broken import refuse_nan
 from ...text.finished_blocks import FinishedBlocks
@@ -206,6 +206,30 @@ class MaskedPolicy:
         assert rollout.states is not None
         inner = rollout.parent[rollout.parent >= 0].unique()
         return replace(rollout, evaluations=int(self.moves.going(rollout.states[inner.to(self.device)]).sum()))
+
+    def given(self, answers: Sequence[str], plan: Plan, chunk: slice) -> Rollout:
+        """Given completions as a rollout without steps. End tokens fill them behind their end, as the model writes it.
+
+        With `generation.stop_at_end` nothing is written there, so masks fill them.
+
+        Args:
+            answers: texts, as many for each prompt of the chunk as the plan has roots.
+            plan: whose samples are given.
+            chunk: the range of prompts.
+
+        Raises:
+            ValueError: a text has more tokens than a completion.
+        """
+        length, language, rows = self.recipe.generation.tokens, self.language, []
+        fill = language.mask if self.recipe.generation.stop_at_end else language.fill
+        for text in answers:
+            ids = language.answer_tokens(text)
+            if len(ids) > length:
+                raise ValueError(f"the completion {text!r:.80} has {len(ids)} tokens; generation.tokens is {length}")
+            rows.append([*ids, *[fill] * (length - len(ids))])
+        owners = [p for p in range(chunk.start, chunk.stop) for _ in range(plan.roots)]
+        x = torch.tensor(rows, device=self.device)
+        return replace(given_rollout(owners, plan.roots, plan.num_steps, x), states=x)
 
     def decode(self, rollout: Rollout) -> list[str]:
         """The texts of the leaves."""

@@ -16,8 +16,10 @@ from ..data import PromptRow
 from ..folder.checkpoint import Stateful
 from ..losses.objective import Objective
 from ..planning import budget_line, forecast, levels_of, planner
+from ..recipe_prompts import given_columns
 from ..reporting.clock import Clock
 from ..tasks import Decoded, PolicyTask, trained_numbers
+from ..text.forms.from_data import answer_of
 from .masked_policy import MaskedPolicy, UnmaskedTexts
 
 
@@ -130,7 +132,10 @@ class MaskedTask(PolicyTask):
         for chunk in chunks_of(len(rows), size):
             mine = None if seeds is None else seeds[chunk.start * plan.roots : chunk.stop * plan.roots]
             with clock.part("sampling"):
-                rollout = self.policy.sample(frames, keys, plan, cuts, chunk, clock.count, mine)
+                if plan.given:
+                    rollout = self.policy.given(self._answers(rows, chunk), plan, chunk)
+                else:
+                    rollout = self.policy.sample(frames, keys, plan, cuts, chunk, clock.count, mine)
                 texts = self.policy.decode(rollout)
             found = UnmaskedTexts(
                 rollout, plan, prompts, texts, len(cuts) + 1, tuple(keys), tuple(cuts),
@@ -143,6 +148,10 @@ class MaskedTask(PolicyTask):
         joint = join_experiences(list(chunks))
         assert isinstance(joint, UnmaskedTexts)
         return joint
+
+    def _answers(self, rows: Sequence[PromptRow], chunk: slice) -> list[str]:
+        """The completions that the data give to the prompts of a chunk, prompt by prompt."""
+        return [answer_of(row, column) for row in rows[chunk] for column in given_columns(self.recipe)]
 
     def learn(self, experience: UnmaskedTexts, scores: RewardBatch) -> dict[str, float]:
         """Nothing: only the policy learns."""
@@ -165,8 +174,8 @@ class MaskedTask(PolicyTask):
         )
         yield (
             f"{recipe.rollout.prompts} prompts × {expected.images // recipe.rollout.prompts} completions an iteration, "
-            f"{recipe.generation.tokens} tokens in {recipe.sampler.steps} steps, {steps} optimizer "
-            f"step{'' if steps == 1 else 's'}"
+            f"{recipe.generation.tokens} tokens{'' if given_columns(recipe) else f' in {recipe.sampler.steps} steps'}, "
+            f"{steps} optimizer step{'' if steps == 1 else 's'}"
         )
         if (line := budget_line(recipe)) is not None:
             yield line

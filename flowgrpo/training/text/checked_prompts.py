@@ -69,7 +69,7 @@ def check_prompts(
 
 
 def check_answers(
-    recipe: TextRecipe,
+    recipe: TextRecipe | MaskedRecipe,
     data: Data,
     prompt_tokens: Callable[[PromptRow], int],
     tokens: Callable[[str], list[int]],
@@ -88,32 +88,36 @@ def check_answers(
         ValueError: a completion is longer than the recipe allows, the completions of a prompt are too long to be scored
             together, or all training prompts would be left out.
     """
-    columns, most, source = given_columns(recipe), recipe.generation.max_tokens, recipe.data.train
+    columns, source = given_columns(recipe), recipe.data.train
     if not columns:
         return
+    if isinstance(recipe, TextRecipe):
+        key, most, room = "generation.max_tokens", recipe.generation.max_tokens, recipe.rollout.tokens
+    else:
+        key, most, room = "generation.tokens", recipe.generation.tokens, None
     drops, kept = recipe.generation.long_prompts == "drop", list[PromptRow]()
     for row in data.train.rows:
         longest = max(len(tokens(answer_of(row, column))) for column in columns)
-        together = len(columns) * (prompt_tokens(row) + longest)
-        if longest <= most and together <= recipe.rollout.tokens:
+        together = 0 if room is None else len(columns) * (prompt_tokens(row) + longest)
+        if longest <= most and together <= (room or 0):
             kept.append(row)
         elif not drops and longest <= most:
             raise ValueError(
                 f"{source}: the {len(columns)} completions of prompt {row.id + 1} are compared, and have {together:,} "
-                f"tokens together with their prompt and padding; rollout.tokens is {recipe.rollout.tokens:,}: raise "
+                f"tokens together with their prompt and padding; rollout.tokens is {room:,}: raise "
                 "it, or leave out the prompt, or write generation.long_prompts: drop"
             )
         elif not drops:
             raise ValueError(
-                f"{source}: a completion of prompt {row.id + 1} has {longest} tokens; generation.max_tokens is {most}: "
+                f"{source}: a completion of prompt {row.id + 1} has {longest} tokens; {key} is {most}: "
                 "raise it, or leave out the prompt, or write generation.long_prompts: drop"
             )
     if not kept:
-        raise ValueError(f"{source}: all prompts have completions of more than generation.max_tokens {most}; raise it")
+        raise ValueError(f"{source}: all prompts have completions of more than {key} {most}; raise it")
     if len(kept) < len(data.train.rows):
         note(
             f"{len(data.train.rows) - len(kept):,} of {len(data.train.rows):,} prompts of {source} are left out, "
-            f"because their completions have more than {most} tokens (generation.max_tokens), or more than "
-            f"{recipe.rollout.tokens:,} together (rollout.tokens)"
+            f"because their completions have more than {most} tokens ({key})"
+            + ("" if room is None else f", or more than {room:,} together (rollout.tokens)")
         )
         data.train.rows = kept

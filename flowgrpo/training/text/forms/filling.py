@@ -32,19 +32,21 @@ def holds(option: str, *fields: str, more: Sequence[str] = ()) -> Rule:
     return rule
 
 
-def missing_columns(choice: Choice, columns: Sequence[str]) -> Iterator[str]:
-    """What a form of the package reads from the prompts that they do not have, a sentence for each.
+def missing_columns(choice: Choice, columns: Sequence[str], key: str = "rollout.form") -> Iterator[str]:
+    """What a form or plan of the package reads from the prompts that they do not have, a sentence for each.
 
     Args:
-        choice: the form.
+        choice: the form or plan.
         columns: of the prompts.
+        key: where the recipe chooses it.
     """
+    who = f"{choice.kind} {choice.short}"
     have = f"the prompts have the columns {', '.join(columns)}" if columns else "the prompts have no columns"
     if (column := choice.get("column")) is not None and column not in columns:
-        yield f"form {choice.short} reads column {column!r}, and {have}; name one of them with rollout.form.column"
+        yield f"{who} reads column {column!r}, and {have}; name one of them with {key}.column"
     for column in choice.get("columns") or ():
         if column not in columns:
-            yield f"form {choice.short} reads column {column!r}, and {have}; name them with rollout.form.columns"
+            yield f"{who} reads column {column!r}, and {have}; name them with {key}.columns"
     for rule in getattr(choice.target, "needs", ()):
         option, fields = getattr(rule, "template", (None, ()))
         if option is None or choice[option] is None:
@@ -52,7 +54,7 @@ def missing_columns(choice: Choice, columns: Sequence[str]) -> Iterator[str]:
         for name in _FIELD.findall(choice[option]):
             if name not in (*fields, *columns):
                 known = ", ".join(dict.fromkeys((*fields, *columns)))
-                yield f"form {choice.short}: {option} asks for {{{name}}}; there are {known}"
+                yield f"{who}: {option} asks for {{{name}}}; there are {known}"
 
 
 def filled(writer: Writer, prompt: int, template: str, **fields: str) -> str:
