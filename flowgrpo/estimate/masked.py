@@ -19,6 +19,7 @@ from ..training.data import PromptRow
 from ..training.model_paths import DTYPES, masked_folder
 from ..training.planning import forecast, passes_of
 from ..training.prompts.chosen_prompts import places_of
+from ..training.recipe_prompts import given_columns
 from ..training.text.whole_answers import compares
 from .estimates import GPUS
 from .footprint import LiveBytes
@@ -67,7 +68,8 @@ def estimate_masked(recipe: MaskedRecipe, rows: Sequence[PromptRow], gpu: str = 
         recomputes=recipe.model.gradient_checkpointing,
         resting=at_rest(recipe, "model", size, trained, rounded, compares(recipe), Shares.of(recipe, gpus, None)),
         passing={
-            "sampling": _sampling(recipe, language, together, prompt),
+            # Given completions are not sampled, and evaluations sample `rollout.batch` at a time.
+            "sampling": _sampling(recipe, language, rollout.batch if given_columns(recipe) else together, prompt),
             "training": _training(recipe, language, together // each, each, prompt),
         },
         levers=("rollout.chunk or rollout.batch", "rollout.batch"),
@@ -174,8 +176,10 @@ def _scored_tokens(recipe: MaskedRecipe, batch: int) -> list[int]:
     """Tokens that each pass scores which is in memory with others, in the longest of a batch's completions."""
     draws = [(passes_of(recipe, draw).weight > 0).sum(1) for draw in range(batch)]
     longest = torch.stack(draws).amax(0).tolist()
-    apart = passes_of(recipe).apart and recipe.objective["level"] == "token"
-    return [max(longest)] if apart else [max(count, 1) for count in longest]
+    # Objective `answers` has `rollout.batch` passes in memory, of whichever completions they are.
+    alone = recipe.objective.get("loss") is not None
+    apart = passes_of(recipe).apart and recipe.objective.get("level") == "token"
+    return [max(longest)] if alone or apart else [max(count, 1) for count in longest]
 
 
 def _scored(

@@ -19,7 +19,7 @@ from ..core.surrogates import clip, clip_nats, gmpo
 from ..parts.choice import Choice, choices, given_names, value_at
 from ..parts.own_code import PartError
 from ..parts.plugins import told
-from ..parts.traits import compares_all, saying, trained
+from ..parts.traits import compares_all, offering, saying, trained
 from ..samplers.kernels import Kernel
 from ..samplers.plan_parts import Setting
 from ..samplers.plans import Plan, PlanCounts
@@ -207,7 +207,7 @@ def nfe_of(recipe: Planned, expected: Forecast) -> Nfe:
 
 def ends_early(recipe: AnyRecipe) -> bool:
     """Whether completions of a masked model may be finished before the last step."""
-    if not isinstance(recipe, MaskedRecipe):
+    if not isinstance(recipe, MaskedRecipe) or offering(recipe.sampler.plan, "given"):
         return False
     return recipe.generation.stop_at_end or recipe.sampler.order.get("threshold") is not None
 

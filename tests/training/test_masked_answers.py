@@ -164,7 +164,7 @@ def test_samples_of_the_policy_are_compared_as_well_and_the_first_ratio_is_1(
     assert record["ratio/first_error"] == 0.0
     assert record["evaluations"] > 0
     assert record["grad_norm"] > 0
-    assert record["log_ratio_sq"] > 0
+    assert record["steps"]["0"]["log_ratio_var"] > 0
 
 
 @pytest.mark.slow
@@ -271,3 +271,20 @@ def test_plan_says_that_nothing_is_sampled(command: Any) -> None:
     assert status == 0
     assert "nothing is sampled: the completions are in the columns chosen, rejected of arithmetic:pairs" in said
     assert "(NFE of the old policy, of θ): (0, 8), with shared states (0, 8)" in said
+
+
+@pytest.mark.slow
+def test_fine_tuning_on_good_answers_alone_shows_its_loss(folder: Path, pairs: Path, command: Any) -> None:
+    """The reward of given samples never changes, so the table has the loss in its place."""
+    more = [
+        "sampler.plan.columns=[chosen]", "rollout.group=1", "objective.loss=likelihood", "advantage.baseline=none",
+        "advantage.scale=none",
+    ]  # fmt: skip
+    status, said, _ = command("train", "vrpo", "--out", "run", *words(folder, pairs, *more))
+    assert status == 0
+    lines = [line.split() for line in said.splitlines()]
+    assert ["iteration", "loss", "texts/s", "s/iter", "left"] in lines
+    losses = [float(line[1]) for line in lines if line and line[0] in ("1/3", "2/3", "3/3")]
+    recorded = [json.loads(line)["loss"] for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    assert losses == pytest.approx(recorded, abs=1e-4)
+    assert losses[2] < losses[0]

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..folder.run_log import RunLog
+from ..recipe_prompts import given_columns
 from .activity import Activity
 from .pace import Pace, Recurring
 from .progress_table import (
@@ -64,7 +65,7 @@ class ConsoleReporter:
         self._evaluated: tuple[str, ...] = ()
         self._heldout: float | None = None
         self._lines, self._first, self._total = 0, 0, 0
-        self._samples, self._noun = 0, "images"
+        self._samples, self._noun, self._given = 0, "images", False
         self._curve: list[float | None] = []
         self._curve_of: str | None = None
         self._noise = 0.0
@@ -108,6 +109,7 @@ class ConsoleReporter:
         recipe, task = trainer.recipe, trainer.task
         self._first, self._total = trainer.next_iteration, recipe.run.iterations
         self._samples, self._noun = task.samples_per_iteration(), task.noun
+        self._given = bool(given_columns(recipe))
         self._evaluated = trainer.evaluation.names if trainer.data.heldout else ()
         self.pace = Pace(self._total, *self._recurring(trainer), time.perf_counter())
         count = trainer.processes.count
@@ -185,7 +187,7 @@ class ConsoleReporter:
         done, seconds = record["iteration"] + 1, sum(v for key, v in record.items() if key.startswith("time/"))
         self.pace.iterated(time.perf_counter(), seconds)
         if self._lines % _HEADER_EVERY == 0:
-            every = columns_of(record, self._total, self._noun, len(self._evaluated) == 1)
+            every = columns_of(record, self._total, self._noun, len(self._evaluated) == 1, self._given)
             self._columns = fitting(every, self.console.width)
             self._print(header(self._columns))
         self._lines += 1
@@ -204,6 +206,7 @@ class ConsoleReporter:
                 "reward": number(record.get("reward/total"), 7, 4),
                 "trend": trend,
                 "preferred": number(record.get("preferred"), 9, 4),
+                "loss": number(record.get("loss"), 8, 4),
                 "held-out": number(self._heldout, 8, 4),
                 "ratio": number(record.get("ratio/mean"), 8, 6),
                 "clip": share(record.get("clip_share")),

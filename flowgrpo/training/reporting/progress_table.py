@@ -32,7 +32,7 @@ class Column:
     rank: int = 0
 
 
-def columns_of(record: Mapping[str, Any], total: int, noun: str, heldout: bool) -> list[Column]:
+def columns_of(record: Mapping[str, Any], total: int, noun: str, heldout: bool, given: bool = False) -> list[Column]:
     """The columns of a run.
 
     Args:
@@ -40,14 +40,15 @@ def columns_of(record: Mapping[str, Any], total: int, noun: str, heldout: bool) 
         total: iterations of the run.
         noun: what a sample is called, in the plural; if empty, there is no column for the rate.
         heldout: whether an evaluation has exactly one number.
+        given: whether the data give the samples. Their rewards say nothing about the policy.
     """
     rate = f"{noun[:6]}/s"
-    # Where the images are given, their rewards say nothing about the policy.
-    sampled = record.get("preferred") is None
+    compared = record.get("preferred") is not None
     measured = {
-        "reward": sampled,
-        "trend": sampled,
-        "preferred": not sampled,
+        "reward": not given,
+        "trend": not given,
+        "preferred": compared,
+        "loss": given and not compared,
         "held-out": heldout,
         rate: noun != "",
         "ratio": record.get("ratio/mean") is not None,
@@ -59,6 +60,7 @@ def columns_of(record: Mapping[str, Any], total: int, noun: str, heldout: bool) 
         Column("reward", 7),
         Column("trend", 6, 5),
         Column("preferred", 9),
+        Column("loss", 8),
         Column("held-out", 8, 1),
         Column("ratio", 8, 3),
         Column("clip", 6, 4),
