@@ -457,8 +457,9 @@ class MaskedSamplerConfig(Section):
 
 
 class MaskedEvaluateConfig(HeldOutConfig):
-    """Evaluation of completions that are unmasked with the likeliest tokens."""
+    """Evaluation of completions of a masked language model."""
 
+    temperature: float = Field(0.0, ge=0, description="0 always takes the likeliest tokens.")
     steps: int | None = Field(None, ge=1, description="Steps of unmasking; by default as many as in the rollout.")
 
 

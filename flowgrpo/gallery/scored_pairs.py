@@ -56,7 +56,7 @@ def write_scored_pairs(folder: Path, out: Path, reward: str | None, gap: float) 
     if not pairs:
         raise ValueError(
             f"{home / INDEX}: no two samples of a prompt differ by more than {gap:g} in reward {name} "
-            f"({prompts} prompts); make several samples of each prompt, as with evaluate.seeds=4"
+            f"({prompts} prompts); {_several(groups)}"
         )
     columns = sorted({column for best, _ in pairs for column in best.values} - {*SIDES})
     written: list[str] = []
@@ -78,6 +78,14 @@ def write_scored_pairs(folder: Path, out: Path, reward: str | None, gap: float) 
     }
     notes = [f"{len(written)} pairs of {prompts} prompts, by reward {name}"]
     return path, notes + [f"left out: {count:,} {what}" for what, count in left.items() if count]
+
+
+def _several(groups: Sequence[Sequence[Sample]]) -> str:
+    """What to write so that the samples of a prompt differ."""
+    texts = [{sample.completion for sample in group} for group in groups if len(group) > 1]
+    if any(None not in one for one in texts) and all(len(one) == 1 for one in texts):
+        return "the completions of each prompt are equal; sample them with evaluate.temperature=1"
+    return "make several samples of each prompt, as with evaluate.seeds=4"
 
 
 def _reward(samples: Sequence[Sample], reward: str | None, index: Path) -> str:

@@ -200,15 +200,16 @@ def text_task(
 
 def how_text(recipe: WordsRecipe) -> str:
     """One line that says how completions are made in evaluations."""
+    heat = recipe.evaluate.temperature
     if isinstance(recipe, MaskedRecipe):
         return (
             f"{recipe.model.dtype}, {recipe.generation.tokens} tokens in {steps_of(recipe, evaluation=True)} steps, "
-            f"the likeliest tokens, batch {recipe.rollout.batch}"
+            f"{f'temperature {heat:g}' if heat else 'the likeliest tokens'}, batch {recipe.rollout.batch}"
         )
     form = recipe.rollout.form
     formed = f", form {form.short}" if getattr(form.target, "in_evaluations", False) else ""
     return (
-        f"{recipe.model.dtype}, temperature {recipe.evaluate.temperature:g}, at most {recipe.generation.max_tokens} "
+        f"{recipe.model.dtype}, temperature {heat:g}, at most {recipe.generation.max_tokens} "
         f"tokens, batch {recipe.evaluate.batch or recipe.rollout.batch}{formed}"
     )
 

@@ -81,6 +81,7 @@ def check(recipe: AnyRecipe, *, reads_test: bool = False, fetches: bool = True) 
     found.attempt("model.lora.start", with_start, recipe)
     _model(found)
     _rate(found)
+    _repeats(found)
     _note_columns(found)
     _combinations(found)
     _form(found)
@@ -247,6 +248,17 @@ def _rate(found: Checked) -> None:
     else:
         return
     found.findings.append(Fault("note", text, "optimizer.learning_rate"))
+
+
+def _repeats(found: Checked) -> None:
+    """Note evaluations that write the same completion several times."""
+    evaluate = found.recipe.evaluate
+    if evaluate.seeds > 1 and getattr(evaluate, "temperature", None) == 0:
+        text = (
+            f"evaluate.seeds is {evaluate.seeds}, and without a temperature all completions of a prompt are equal; set "
+            "evaluate.temperature, such as 1.0, or leave evaluate.seeds out"
+        )
+        found.findings.append(Fault("note", text, "evaluate.seeds"))
 
 
 def _is_small(folder: str) -> bool:

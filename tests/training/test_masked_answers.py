@@ -288,3 +288,26 @@ def test_fine_tuning_on_good_answers_alone_shows_its_loss(folder: Path, pairs: P
     recorded = [json.loads(line)["loss"] for line in Path("run/metrics.jsonl").read_text().splitlines()]
     assert losses == pytest.approx(recorded, abs=1e-4)
     assert losses[2] < losses[0]
+
+
+@pytest.mark.slow
+def test_evaluations_with_a_temperature_write_different_completions(folder: Path, pairs: Path, command: Any) -> None:
+    """Pairs of them need completions that differ. Without a temperature they are the likeliest tokens, all equal."""
+    reward = "evaluate.rewards=[{name: length, options: {limit: 4, buffer: 4}}]"
+    more = [word for word in words(folder, pairs, reward, "evaluate.seeds=4") if "heldout" not in word]
+    more += [f"data.heldout={pairs}"]
+    noted = "without a temperature all completions of a prompt are equal; set evaluate.temperature"
+    assert noted in " ".join(command("plan", "vrpo", *more)[1].split())
+    for out, heat in (("likeliest", "0"), ("drawn", "2.0")):
+        run = ["evaluate", str(folder), "vrpo", "--out", out, *more, f"evaluate.temperature={heat}"]
+        status, said, errors = command(*run)
+        assert status == 0, errors
+        lines = [json.loads(line) for line in Path(out, "index.jsonl").read_text().splitlines()]
+        texts = [{line["completion"] for line in lines if line["prompt_id"] == prompt} for prompt in range(3)]
+        assert all((len(one) == 1) == (heat == "0") for one in texts)
+    assert "temperature 2" in said
+    status, _, errors = command("pairs", "likeliest", "--out", "none")
+    assert status == 1
+    assert "the completions of each prompt are equal; sample them with evaluate.temperature=1" in " ".join(
+        errors.split()
+    )

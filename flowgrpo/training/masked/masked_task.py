@@ -75,7 +75,7 @@ class MaskedTask(PolicyTask):
         seen: Callable[[int], None] | None = None,
         made: Callable[[UnmaskedTexts], None] | None = None,
     ) -> UnmaskedTexts:
-        """Unmask held-out prompts with the likeliest tokens.
+        """Unmask held-out prompts at the temperature of evaluations.
 
         Args:
             rows: the prompts.
@@ -85,6 +85,7 @@ class MaskedTask(PolicyTask):
             made: called with the samples of each batch.
         """
         count = self.recipe.evaluate.seeds
+        plan = self._plain_plan(count, self.recipe.evaluate.temperature)
 
         def done(part: UnmaskedTexts) -> None:
             if made is not None:
@@ -92,7 +93,7 @@ class MaskedTask(PolicyTask):
             if seen is not None:
                 seen((max(part.prompt_of_sample) + 1) * count)
 
-        return self._sampled(rows, keys, self._plain_plan(count, 0.0), clock, self.at_once(count), (), done)
+        return self._sampled(rows, keys, plan, clock, self.at_once(count), (), done)
 
     def seeded(self, rows: Sequence[PromptRow], seeds: Sequence[int], count: int, temperature: float) -> UnmaskedTexts:
         """`count` texts of each of P prompts; each depends on its own seed alone.
