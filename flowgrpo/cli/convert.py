@@ -17,7 +17,8 @@ def convert(
         str,
         typer.Argument(
             help="A YAML file of Flow-Factory, a Python file of flow_grpo with the name of the configuration, such as "
-            "config/grpo.py:pickscore_sd3, or a GRPOConfig of TRL as YAML or JSON."
+            "config/grpo.py:pickscore_sd3, or a GRPOConfig or DPOConfig of TRL as "
+            "YAML or JSON."
         ),
     ],
     out: Annotated[Path | None, typer.Option(help="New file for the recipe; it is printed if left out.")] = None,

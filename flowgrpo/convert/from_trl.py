@@ -11,7 +11,7 @@ from ..configs.prompt_source import HUB
 from .conversion import Conversion
 from .foreign_settings import ForeignSettings
 from .reward_names import OF_TRL, entry_of
-from .trl_keys import DEFAULTS, DPO_KEYS, DPO_LOSSES, IDLE, MISSING, ROWS
+from .trl_keys import DEFAULTS, IDLE, MISSING, ROWS
 from .trl_losses import comparison, objective
 
 PROMPTS = ("prompts/train.jsonl", "prompts/heldout.jsonl")
@@ -32,26 +32,21 @@ def from_trl(path: Path, given: Mapping[str, Any], gpus: int | None) -> Conversi
         gpus: number of their processes; None if it is not known, and 1 is taken.
 
     Raises:
-        ValueError: a value has a wrong type, or the settings are of DPO.
+        ValueError: a value has a wrong type.
     """
-    if found := _of_dpo(given):
-        raise ValueError(
-            f"{path}: {found} belongs to a DPOConfig, and only a GRPOConfig is converted; write a recipe with `base: "
-            "text_dpo`, where docs/converting.md says which key is which"
-        )
     settings = ForeignSettings(given, DEFAULTS, str(path))
     conversion = Conversion(settings, settings.text("run_name") or path.stem)
     conversion.bases = ("text",)
     conversion.recipe["task"] = "text"
     conversion.carry_rows(ROWS)
-    _model(conversion)
+    model_settings(conversion)
     _generation(conversion)
     updates = _batches(conversion, gpus)
     comparison(conversion)
     objective(conversion)
     _correction(conversion)
-    _optimizer(conversion)
-    _length(conversion, updates)
+    optimizer_settings(conversion)
+    length_settings(conversion, updates)
     _evaluation(conversion, updates)
     _rewards(conversion)
     _data(conversion)
@@ -60,19 +55,8 @@ def from_trl(path: Path, given: Mapping[str, Any], gpus: int | None) -> Conversi
     return conversion
 
 
-def _of_dpo(given: Mapping[str, Any]) -> str | None:
-    """What shows that settings are of TRL's DPO; None for nothing."""
-    losses = given.get("loss_type")
-    named = [kind for kind in (losses if isinstance(losses, list) else [losses]) if kind in DPO_LOSSES]
-    if named:
-        return f"loss_type {named[0]}"
-    keys = [key for key in DPO_KEYS if key in given]
-    if keys:
-        return keys[0]
-    return "max_length" if "max_length" in given and "reward_funcs" not in given else None
-
-
-def _model(conversion: Conversion) -> None:
+def model_settings(conversion: Conversion) -> None:
+    """The model, its computing type and its adapter."""
     settings = conversion.settings
     name = settings.text("model_name_or_path")
     if name is None:
@@ -213,7 +197,8 @@ def _batches(conversion: Conversion, gpus: int | None) -> int:
     return updates * settings.count("num_iterations")
 
 
-def _optimizer(conversion: Conversion) -> None:
+def optimizer_settings(conversion: Conversion) -> None:
+    """AdamW, its schedule and its warm-up."""
     settings = conversion.settings
     betas = [settings.number("adam_beta1"), settings.number("adam_beta2")]
     conversion.carry(["adam_beta1", "adam_beta2"], "optimizer.betas", betas)
@@ -242,7 +227,8 @@ def _optimizer(conversion: Conversion) -> None:
         conversion.lose(key, f"write optimizer.warmup: {share:g} times the number of all optimizer steps")
 
 
-def _length(conversion: Conversion, steps: int) -> None:
+def length_settings(conversion: Conversion, steps: int) -> None:
+    """The length of a run, in iterations of `steps` optimizer steps."""
     settings = conversion.settings
     total, epochs = settings.whole("max_steps") or -1, settings.number("num_train_epochs")
     if total > 0:
@@ -305,7 +291,7 @@ def _rewards(conversion: Conversion) -> None:
     conversion.used("reward_model_name_or_path", "reward_funcs", "reward_weights")
 
 
-def _hub_set(settings: ForeignSettings, split: str) -> str | None:
+def hub_set(settings: ForeignSettings, split: str) -> str | None:
     """A split of the file's data set of the hub, as a recipe names it; None if the file names no such data set."""
     name, config = settings.text("dataset_name"), settings.text("dataset_config")
     if name is None or settings.value("datasets") or re.fullmatch(r"[\w.-]+/[\w.-]+", name) is None:
@@ -321,7 +307,7 @@ def _data(conversion: Conversion) -> None:
     name = settings.text("dataset_name")
     evaluates = settings.text("eval_strategy") not in (None, "no")
     train, test = (settings.text(f"dataset_{which}_split") or which for which in ("train", "test"))
-    known = name if name is not None and name.endswith(ENDINGS) else _hub_set(settings, train)
+    known = name if name is not None and name.endswith(ENDINGS) else hub_set(settings, train)
     note = "" if known == name else "prompts are its column `prompt`; for another column add `&column=NAME`"
     keys = [key for key in ("dataset_name", "datasets", "dataset_config") if settings.value(key)] or "dataset_name"
     conversion.carry(keys if known else "dataset_name", "data.train", known or PROMPTS[0], note if known else "")
@@ -332,7 +318,7 @@ def _data(conversion: Conversion) -> None:
     conversion.used("dataset_name", "datasets", "dataset_config", "dataset_train_split", "dataset_test_split")
     conversion.used("test_split_size")
     if evaluates:
-        heldout = _hub_set(settings, test)
+        heldout = hub_set(settings, test)
         conversion.carry("eval_strategy", "data.heldout", heldout or PROMPTS[1])
         if heldout is None:
             conversion.want(f"write held-out prompts into {PROMPTS[1]}, or give another file as data.heldout")

@@ -169,14 +169,3 @@ IDLE = {
     "loss_weights": "there is one loss",
     "epsilon*": "the loss of this file does not read it",
 }
-
-DPO_LOSSES = (
-    "sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_unpaired",
-    "apo_zero", "apo_down", "discopop", "sft", "sigmoid_norm",
-)  # fmt: skip
-"""Values of `loss_type` that only DPOConfig has."""
-DPO_KEYS = (
-    "label_smoothing", "loss_weights", "precompute_ref_log_probs", "reference_free", "rpo_alpha", "f_divergence_type",
-    "truncation_mode", "ld_alpha", "discopop_tau", "use_weighting",
-)  # fmt: skip
-"""Settings that only DPOConfig has."""

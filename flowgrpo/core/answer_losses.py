@@ -100,6 +100,39 @@ def dpo(logp: Tensor, ref_logp: Tensor, pairs: Tensor, *, beta: Positive = 0.1, 
     return bradley_terry(beta * _gap(logp - ref_logp.detach(), pairs), smoothing)
 
 
+def rpo(
+    logp: Tensor,
+    ref_logp: Tensor,
+    lengths: Tensor,
+    pairs: Tensor,
+    *,
+    beta: Positive = 0.1,
+    smoothing: Share = 0.0,
+    alpha: NotNegative = 1.0,
+) -> Tensor:
+    """`dpo` plus `-alpha logp_w / |w|`, which keeps the winner likely (Iterative RPO, arXiv 2404.19733, Eq. 1).
+
+    DPO alone may make both answers of a pair less likely, as long as the loser falls further.
+
+    Args:
+        logp: [B] summed log-probs, with gradient.
+        ref_logp: [B] summed log-probs of the reference.
+        lengths: [B] numbers of columns, at least 1.
+        pairs: [P, 2] rows of winner and loser.
+        beta: strength of the KL to the reference.
+        smoothing: probability that a preference is wrong (conservative DPO), in [0, 1/2).
+        alpha: weight of the negative mean log-prob of the winner's tokens.
+
+    Returns:
+        [P].
+
+    Raises:
+        ValueError: If shapes do not match or `smoothing` is out of range.
+    """
+    compared = dpo(logp, ref_logp, pairs, beta=beta, smoothing=smoothing)
+    return compared - alpha * (logp / lengths.to(logp))[pairs[:, 0]]
+
+
 def simpo(logp: Tensor, lengths: Tensor, pairs: Tensor, *, beta: Positive = 2.0, margin: float = 1.0) -> Tensor:
     """`-log sigmoid(beta (logp_w / |w| - logp_l / |l|) - margin)`, without reference (SimPO, arXiv 2405.14734, Eq. 6).
 
@@ -345,6 +378,7 @@ def disco(
 
 ANSWER_LOSSES: dict[str, Callable[..., Tensor]] = {
     "dpo": dpo,
+    "rpo": rpo,
     "simpo": simpo,
     "regression": group_regression,
     "real": real,

@@ -236,27 +236,3 @@ def test_what_does_nothing_there_is_not_reported(changes: dict[str, Any], tmp_pa
     lines = converted(tmp_path, **changes)[1]
     (key,) = changes
     assert not any(line.startswith(f"  {key}") for line in lines[lines.index("not carried over:") :])
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"loss_type": "sigmoid"}, "loss_type sigmoid"),
-        ({"loss_type": ["ipo", "sft"]}, "loss_type ipo"),
-        ({"label_smoothing": 0.1}, "label_smoothing"),
-    ],
-)
-def test_settings_of_dpo_are_refused_with_the_recipe_to_begin_with(
-    changes: dict[str, Any], says: str, tmp_path: Path
-) -> None:
-    with pytest.raises(
-        ValueError, match=f"{says} belongs to a DPOConfig, and only a GRPOConfig is converted; .*text_dpo"
-    ):
-        converted(tmp_path, **changes)
-
-
-def test_a_short_file_of_dpo_is_known_by_its_longest_length(tmp_path: Path) -> None:
-    file = tmp_path / "dpo.yaml"
-    file.write_text("model_name_or_path: m\nbeta: 0.1\nlearning_rate: 1.0e-6\nmax_length: 1024\n")
-    with pytest.raises(ValueError, match="max_length belongs to a DPOConfig"):
-        convert_file(str(file), "trl")

@@ -16,6 +16,7 @@ from flowgrpo.core.answer_losses import (
     pairs_of,
     preferred_pairs,
     real,
+    rpo,
     simpo,
 )
 from flowgrpo.core.forward_process import Noised, flow_dpo
@@ -91,6 +92,27 @@ def test_dpo_is_flow_dpo_with_a_matching_error_as_log_prob():
     loss, _ = flow_dpo(rows, beta=0.6)
     want = dpo(-rows.error(velocity), -rows.error(reference), torch.tensor([[0, 1]]), beta=0.3)
     torch.testing.assert_close(loss.sum(), want[0].float())
+
+
+def test_rpo_is_dpo_and_the_mean_log_prob_of_the_winner():
+    logp, ref = torch.tensor([-1.0, -4.0, -2.0]), torch.tensor([-1.5, -3.0, -2.0])
+    pairs, lengths = torch.tensor([[0, 1], [2, 1]]), torch.tensor([2, 1, 4])
+    loss = rpo(logp, ref, lengths, pairs, beta=0.3, alpha=0.5)
+    hand = [-math.log(sigmoid(0.3 * 1.5)) + 0.5 * 1.0 / 2, -math.log(sigmoid(0.3 * 1.0)) + 0.5 * 2.0 / 4]
+    torch.testing.assert_close(loss, torch.tensor(hand))
+    torch.testing.assert_close(rpo(logp, ref, lengths, pairs, alpha=0.0), dpo(logp, ref, pairs))
+    torch.testing.assert_close(
+        rpo(logp, ref, lengths, pairs, smoothing=0.2), dpo(logp, ref, pairs, smoothing=0.2) + torch.tensor([0.5, 0.5])
+    )
+
+
+def test_rpo_raises_the_winner_where_dpo_lets_both_fall():
+    """At a lead that DPO finds large enough, only the term of the winner has a gradient."""
+    logp = double([-30.0, -90.0]).requires_grad_()
+    rpo(
+        logp, double([-10.0, -10.0]), torch.tensor([10, 10]), torch.tensor([[0, 1]]), beta=1.0, alpha=1.0
+    ).sum().backward()
+    torch.testing.assert_close(logp.grad, double([-0.1, 0.0]))
 
 
 def test_simpo_by_hand():
@@ -227,6 +249,7 @@ def test_disco_does_not_weigh_a_group_by_its_difficulty():
     [
         lambda x: dpo(x, double([0.1] * 5), PAIRS).sum(),
         lambda x: simpo(x, torch.arange(1, 6), PAIRS).sum(),
+        lambda x: rpo(x, torch.zeros(5, dtype=x.dtype), torch.arange(1, 6), PAIRS).sum(),
         lambda x: group_regression(x, double([0.1] * 5), double(SCORES), [0, 0, 1, 1, 1]).sum(),
         lambda x: real(x, CORRECT, [0, 0, 1, 1, 1]).sum(),
         lambda x: real(x, CORRECT, [0, 0, 1, 1, 1], each=True).sum(),
