@@ -1,25 +1,19 @@
 """Reads a run folder: the recipe, the metrics, and the samples, grouped by prompt and seed."""
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..configs.publishing import publishable
 from ..configs.yaml_text import read_yaml_mapping
 from ..intake.links import check_links
 from ..intake.run_folders import no_run
 from ..votes.lines import read_jsonl
 from ..votes.samples import SamplePair, finite_numbers, pair_samples, read_samples
 
-_SECRET_KEY = re.compile(
-    r"(^|[_-])(token|(secret|password|passwd|passphrase|credential|(api|access|private|secret|auth|x)[_-]?key)s?"
-    r"|authorization|cookie)$|^key$",
-    re.IGNORECASE,
-)
 DIGITS = 10
 """Most digits of the number of a step."""
-_URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
 
 
 @dataclass(frozen=True)
@@ -63,7 +57,7 @@ def read_run(folder: Path) -> Run:
         raise ValueError(
             f"{folder} has no samples yet: {index} does not exist. Build the gallery after the first evaluation."
         )
-    config = _without_secrets(read_yaml_mapping(config_file, "the recipe of the run, or train again"))
+    config = publishable(read_yaml_mapping(config_file, "the recipe of the run, or train again"))
     samples, bad_samples = read_samples(index)
     metrics, steps, bad_metrics = read_metrics(folder / "metrics.jsonl")
     name = config.get("name")
@@ -114,20 +108,3 @@ def read_metrics(
         tuple((*place, steps[place]) for place in sorted(steps)),
         skipped,
     )
-
-
-def _without_secrets(value: Any) -> Any:
-    """A copy of a configuration that may be published: values of keys that name credentials are hidden.
-
-    Numbers are no credentials: a key such as `token` may also count tokens.
-    """
-    if isinstance(value, dict):
-        return {
-            key: "(hidden)"
-            if item and isinstance(item, str | list | dict) and _SECRET_KEY.search(str(key))
-            else _without_secrets(item)
-            for key, item in value.items()
-        }
-    if isinstance(value, list):
-        return [_without_secrets(item) for item in value]
-    return _URL_LOGIN.sub("", value) if isinstance(value, str) else value
