@@ -139,7 +139,7 @@ class Evaluations:
         keeper, record = self.keeper, dict[str, float | None]()
         batch, scored = evaluated(self.task, rows, self.rewards, self.average, keeper.processes, self.clock)
         if whole:
-            save_samples(batch, "eval", iteration, keeper.run, keeper.processes, keeper.accelerator)
+            save_samples(batch, "eval", iteration, keeper.run, keeper.processes, keeper.trackers)
             record |= scored.record("eval")
         if quick is not None:
             record |= self._quick(scored.of(self._places) if whole else scored, iteration)

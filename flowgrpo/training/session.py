@@ -51,6 +51,7 @@ from .recipe_findings import Checked
 from .recipe_launches import check_ranks
 from .recipe_prompts import columns_of_run, with_revisions
 from .reporting.reporter import Reporter
+from .reporting.tracking import Trackers
 from .stopping import Stop
 from .tasks import FlowTask, Task
 from .text.checked_prompts import Note, check_answers, check_prompts
@@ -100,7 +101,12 @@ class Session:
             doing("checking the recipe")
         with ended_together():
             self.recipe, self.run, self._model = with_start(recipe), run, model
-            self._assemble(checked or check(recipe))
+            self.trackers = Trackers(self.recipe, run, Processes.of_this_run().rank == 0)
+            try:
+                self._assemble(checked or check(recipe))
+            except BaseException:
+                self.trackers.end(failed=True)
+                raise
 
     def _assemble(self, checked: Checked) -> None:
         recipe, run = self.recipe, self.run
@@ -109,6 +115,13 @@ class Session:
         if run is not None and Processes.of_this_run().rank == 0:
             run.claim()
         self.data, self.notes = checked.require(), checked.texts("note")
+        self.trackers.note = self.notes.append
+        self.accelerator = Accelerator()
+        check_ranks(recipe, self.accelerator.num_processes)
+        # Rewards and models may take long to load, and a tracker may ask for a login. A run that is resumed knows its
+        # iteration only when the checkpoint is chosen.
+        if run is not None and not run.begun:
+            self.trackers.start(0)
         load_whole_models()
         self._doing("loading the rewards")
         self._make_rewards()
@@ -116,11 +129,6 @@ class Session:
             self.rewards.quarantine = self.evaluation.quarantine = run.path / "failed"
             again = f"When the reward works again, go on with `flowgrpo resume {run.path}`."
             self.rewards.advice = self.evaluation.advice = again
-        trackers: Any = list(recipe.run.trackers) or None
-        self.accelerator = Accelerator(log_with=trackers, project_dir=run.path if run else None)
-        check_ranks(recipe, self.accelerator.num_processes)
-        if trackers:
-            self.accelerator.init_trackers("flowgrpo", {"recipe": recipe.name}, {"tensorboard": _repeated(run)})
         device = self.accelerator.device
         self.notes += notes_on_format(recipe.model.dtype, device)
         shard = sharding_of(recipe, self.accelerator)
@@ -153,15 +161,9 @@ class Session:
         if self.run is None:
             raise ValueError("a trainer needs a run folder; give Session a RunFolder")
         return Trainer(
-            self.recipe, self.task, self.rewards, self.evaluation, self.data, self.run, self.accelerator, reporter,
-            self.extensions, stop,
+            self.recipe, self.task, self.rewards, self.evaluation, self.data, self.run, self.accelerator, self.trackers,
+            reporter, self.extensions, stop,
         )  # fmt: skip
-
-
-def _repeated(run: RunFolder | None) -> dict[str, int]:
-    """The option with which TensorBoard drops what a resumed run writes once more."""
-    done = [] if run is None else run.list_checkpoints()
-    return {"purge_step": int(done[-1].name.removeprefix("iter-"))} if done else {}
 
 
 def lora_spec(config: LoraConfig) -> LoraSpec:

@@ -35,6 +35,7 @@ from .reporting.own_metrics import own_metrics
 from .reporting.records import batch_record, reward_record
 from .reporting.reporter import Reporter
 from .reporting.symptoms import marks, symptoms_of
+from .reporting.tracking import Trackers
 from .result_card import Known, write_result_card
 from .stopping import Abandoned, Stop, Stopped
 from .tasks import Collected, Task
@@ -57,13 +58,15 @@ class Trainer:
         data: Data,
         run: RunFolder,
         accelerator: Accelerator,
+        trackers: Trackers,
         reporter: Reporter,
         extensions: Extensions | None = None,
         stop: Stop | None = None,
     ) -> None:
         written, recipe = recipe, as_reported(recipe, rewards.names)
         self.recipe, self.task, self.rewards, self.evaluation, self.data = recipe, task, rewards, evaluation, data
-        self.run, self.accelerator, self.reporter = run, accelerator, reporter
+        self.run, self.accelerator, self.trackers, self.reporter = run, accelerator, trackers, reporter
+        trackers.note = reporter.note
         self.extensions, self.stop = extensions or Extensions(), stop or Stop()
         self.averages = averages_of(recipe, task)
         self.ema = self.averages.get("ema")
@@ -80,7 +83,7 @@ class Trainer:
         self.extensions.begin(task, self.processes, self.clock)
         self.keeper = Keeper(
             written, run, task.weights, self.parts, {"optimizer", *self.averages}, self.processes, accelerator,
-            reporter, self.stop,
+            trackers, reporter, self.stop,
         )  # fmt: skip
         self.symptoms = symptoms_of(recipe.rewards, rewards.names, len(data.heldout))
         self.collector = Collector(recipe, task, rewards, data, self.extensions, self.processes, self.clock, lagging)
@@ -139,6 +142,7 @@ class Trainer:
     def _train(self) -> int:
         """Run; returns the number of the signal that ended the run early, or 0."""
         self.keeper.tell_notes()
+        self.trackers.start(self.next_iteration)
         self.reporter.started(self)
         self.clock.lap()
         stopped = 0
@@ -160,7 +164,7 @@ class Trainer:
         if not stopped:
             self._save_results()
         with ExitStack() as stack:
-            for end in (self.accelerator.end_training, self.evaluation.close, self.rewards.close):
+            for end in (self.accelerator.end_training, self.trackers.end, self.evaluation.close, self.rewards.close):
                 stack.callback(end)
         return stopped
 
@@ -237,7 +241,7 @@ class Trainer:
         record |= batch_record(self.processes, batch, advantages)
         record |= self.extensions.update_done(everyone, record)
         if iteration % self.recipe.run.sample_every == 0:
-            save_samples(batch, "train", iteration, self.run, self.processes, self.accelerator)
+            save_samples(batch, "train", iteration, self.run, self.processes, self.trackers)
         record |= {f"time/{part}": seconds for part, seconds in self.clock.lap().items()}
         return record
 

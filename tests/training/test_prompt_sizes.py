@@ -20,7 +20,7 @@ from flowgrpo.training.data import read_prompts
 from flowgrpo.training.images.prompt_sizes import largest, nearest, size_counts, sized
 from flowgrpo.training.images.sized_rollout import SizedRollout, by_size, own_cuts
 from flowgrpo.training.model_paths import embedded_pipeline
-from flowgrpo.training.reporting.records import track_samples
+from flowgrpo.training.reporting.tracked_samples import give_samples, shown_samples
 from tests.conftest import Command
 
 SIDES = ("height", "width", "prompt")
@@ -247,9 +247,13 @@ def test_trackers_get_images_of_several_sizes():
         def log_images(self, values: dict[str, Any], step: int, **options: Any) -> None:
             [self.images] = values.values()
 
+        def log(self, values: dict[str, Any], step: int) -> None:
+            pass
+
     images = [torch.ones(3, 4, 2), torch.ones(3, 2, 6)]
-    board, other = Tracker("tensorboard"), Tracker("wandb")
-    track_samples([board, other], "eval", 0, images, [{}, {}])
+    board, other = Tracker("tensorboard"), Tracker("comet_ml")
+    for tracker in (board, other):
+        give_samples(tracker, shown_samples("eval", 0, images, [{}, {}]))
     assert [image.shape for image in other.images] == [(4, 2, 3), (2, 6, 3)]
     assert board.images.shape == (2, 4, 6, 3)
     assert [int(image.sum()) // 255 for image in board.images] == [4 * 2 * 3, 2 * 6 * 3]

@@ -1,4 +1,4 @@
-"""Samples reach the trackers of accelerate, images as images and completions as text."""
+"""TensorBoard has the metrics and the samples of a run, and a run names its own metrics."""
 
 import shutil
 from pathlib import Path
@@ -12,61 +12,7 @@ from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.training.folder.run_folder import RunFolder
 from flowgrpo.training.reporting.own_metrics import own_metrics
-from flowgrpo.training.reporting.records import SHOWN, track_samples
 from flowgrpo.training.session import Session, start
-
-
-class Recording:
-    name = "wandb"
-
-    def __init__(self) -> None:
-        self.images: list[tuple[dict, int]] = []
-        self.texts: list[tuple[dict, int]] = []
-
-    def log_images(self, values: dict, step: int) -> None:
-        self.images.append((values, step))
-
-    def log(self, values: dict, step: int) -> None:
-        self.texts.append((values, step))
-
-
-class Numbers:
-    """A tracker that takes no images, like some trackers of accelerate."""
-
-    name = "numbers"
-
-
-def test_images_are_spread_over_the_call() -> None:
-    tracker = Recording()
-    samples = torch.linspace(0, 1, 40).reshape(40, 1, 1, 1).expand(40, 3, 2, 2)
-    track_samples([tracker, Numbers()], "eval", 7, samples, [{}] * 40)
-    [(values, step)] = tracker.images
-    assert step == 7
-    images = values["samples/eval"]
-    assert len(images) == SHOWN
-    assert images[0].shape == (2, 2, 3)
-    assert images[0].dtype == np.uint8
-    found = [int(image[0, 0, 0]) for image in images]
-    assert found == sorted(set(found))
-    assert found[0] == 0
-    assert found[-1] > 220
-
-
-def test_a_video_is_its_frames_side_by_side() -> None:
-    tracker = Recording()
-    track_samples([tracker], "train", 0, torch.zeros(2, 5, 3, 4, 6), [{}] * 2)
-    assert [image.shape for image in tracker.images[0][0]["samples/train"]] == [(4, 30, 3)] * 2
-
-
-def test_completions_are_no_markup() -> None:
-    tracker = Recording()
-    records = [{"prompt": "2+2", "rewards": {"right": 1.0, "other": None}}]
-    track_samples([tracker], "eval", 3, ["# four\n<script>"], records)
-    [(values, step)] = tracker.texts
-    assert step == 3
-    lines = values["samples/eval"].splitlines()
-    assert all(line.startswith("    ") for line in lines)
-    assert [line.strip() for line in lines] == ["prompt: 2+2", "rewards: right 1", "", "# four", "<script>"]
 
 
 @pytest.mark.parametrize("task", ["images", "text"])

@@ -17,6 +17,7 @@ from ...weights.averages import Ema
 from ...weights.trained import TrainedWeights
 from ..distributed.processes import Processes
 from ..reporting.reporter import Reporter
+from ..reporting.tracking import Trackers
 from ..stopping import Stop
 from .changing import adopt, first_checkpoint, former_ends, schedule_notes
 from .checkpoint import (
@@ -46,7 +47,7 @@ class Keeper:
         weights: the trained weights.
         parts: returns everything else that a checkpoint holds, by file name, including `optimizer`.
         steady: names of the parts that only an optimizer step changes.
-        processes, accelerator, reporter, stop: of the run.
+        processes, accelerator, trackers, reporter, stop: of the run.
         clock: returns seconds.
     """
 
@@ -59,6 +60,7 @@ class Keeper:
         steady: set[str],
         processes: Processes,
         accelerator: Accelerator,
+        trackers: Trackers,
         reporter: Reporter,
         stop: Stop,
         clock: Callable[[], float] = time.monotonic,
@@ -66,6 +68,7 @@ class Keeper:
         self.recipe, self.settings, self._text = recipe, recipe.run, dump_recipe(recipe)
         self.run, self.weights, self.parts, self.steady = run, weights, parts, steady
         self.processes, self.accelerator, self.reporter, self.stop = processes, accelerator, reporter, stop
+        self.trackers = trackers
         self._clock = clock
         self._last, self._took = clock(), 0.0
         self._saved = 0  # the start of a new run needs no checkpoint
@@ -117,11 +120,10 @@ class Keeper:
     # -- writing -----------------------------------------------------------------------------------------------
 
     def log(self, record: Mapping[str, Any]) -> None:
-        """Write a line of the metrics, and give its numbers to the trackers. Every process must call it."""
+        """Write a line of the metrics, and give its numbers to the trackers."""
         if self.accelerator.is_main_process:
             self.run.log(dict(record))
-        numbers = {name: value for name, value in record.items() if isinstance(value, int | float)}
-        self.accelerator.log(numbers, step=record["iteration"])
+        self.trackers.log(record)
 
     def moving(self) -> dict[str, Written]:
         """Copies of the parts that an iteration changes before its first optimizer step.

@@ -22,21 +22,21 @@ _WORKPLACE = re.compile(rf"\.({'|'.join((*RESULTS, BEST))})\.[a-z0-9_]{{8}}")
 
 def clear(run: Path) -> None:
     """Finish or undo what a killed process was doing in a run folder, and remove its temporary files."""
-    for name in (".config.yaml.*.tmp", ".metrics.jsonl.*.tmp"):
-        _remove(*run.glob(name))
+    for name in (".config.yaml.*.tmp", ".metrics.jsonl.*.tmp", ".trackers.json.*.tmp"):
+        remove(*run.glob(name))
     for name in _FILES:
-        _remove(*(run / "samples").glob(name))
-    _remove(*(run / "failed").glob(".*.partial"))
-    _remove(*(run / "recipes").glob("*/.config.yaml.*.tmp"))
+        remove(*(run / "samples").glob(name))
+    remove(*(run / "failed").glob(".*.partial"))
+    remove(*(run / "recipes").glob("*/.config.yaml.*.tmp"))
     for folder in run.glob(".*"):
         if (match := _WORKPLACE.fullmatch(folder.name)) is not None and folder.is_dir():
             _put_back(folder / "old", run / match[1])
-            _remove(folder)
+            remove(folder)
     checkpoints = run / "checkpoints"
     for folder in checkpoints.glob(f"{REPLACED}*"):
         _put_back(folder, checkpoints / f"iter-{folder.name.removeprefix(REPLACED)}")
     for kind in (UNFINISHED, REPLACED, DROPPED):
-        _remove(*checkpoints.glob(f"{kind}*"))
+        remove(*checkpoints.glob(f"{kind}*"))
 
 
 def _put_back(old: Path, target: Path) -> None:
@@ -45,7 +45,8 @@ def _put_back(old: Path, target: Path) -> None:
         os.replace(old, target)
 
 
-def _remove(*paths: Path) -> None:
+def remove(*paths: Path) -> None:
+    """Remove files and folders that may be there."""
     for path in paths:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)

@@ -26,13 +26,15 @@ from ...intake.run_folders import no_run
 from ...rewards.pixels import to_bytes
 from ..joined_rollouts import Samples
 from .files import append_lines, sync, sync_folder, write_atomically, write_text, writing
-from .leftovers import DAMAGED, DROPPED, REPLACED, UNFINISHED, clear
+from .leftovers import DAMAGED, DROPPED, REPLACED, UNFINISHED, clear, remove
 from .lock import NAME, claim, release
 from .prompt_pictures import PromptPictures
 from .run_log import NAME as LOG
 
 __all__ = ["RunFolder", "pixels", "save_image", "write_atomically", "write_text"]
 
+TRACKED = ("trackers.json", "flowgrpo", "wandb", ".aim")
+"""What trackers write into a run folder."""
 _ITERATION = re.compile(r"iter-(\d+)")
 
 
@@ -62,6 +64,7 @@ class RunFolder:
         self.index = self.samples / "index.jsonl"
         self.prompt_pictures = PromptPictures(self.samples)
         self.checkpoints = path / "checkpoints"
+        self.trackers = path / TRACKED[0]
         self.notes: list[str] = []
         """Sentences that a person must read before the run goes on."""
         self._saved: Counter[int] | None = None
@@ -145,17 +148,27 @@ class RunFolder:
         A folder with anything else in it stays as it is.
         """
         folders, files = (self.samples, self.checkpoints), (self.config, self.path / LOG, self.path / NAME)
+        tracked = {self.path / name for name in TRACKED}
         # An error here must not hide the error that ended the run.
         with suppress(OSError):
-            if set(self.path.iterdir()) - {*folders, *files} or any(any(folder.iterdir()) for folder in folders):
+            if set(self.path.iterdir()) - {*folders, *files, *tracked} or any(
+                any(folder.iterdir()) for folder in folders
+            ):
                 return
             self.release()
+            for path in tracked:
+                remove(path)
             for folder in folders:
                 folder.rmdir()
             for file in files:
                 file.unlink(missing_ok=True)
             if self._made:
                 self.path.rmdir()
+
+    @property
+    def begun(self) -> bool:
+        """Whether the run may have done an iteration; if not, it begins with iteration 0."""
+        return self.metrics.exists() or any(self.checkpoints.iterdir())
 
     def log(self, record: Mapping[str, Any]) -> None:
         """Append one line to the metrics."""

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from accelerate import Accelerator
-
 from ..credit.pooling import Batch
 from ..distributed.processes import Processes
-from ..reporting.records import sample_records, track_samples
+from ..reporting.records import sample_records
+from ..reporting.tracking import Trackers
 from .run_folder import RunFolder
 
 
 def save_samples(
-    batch: Batch | None, phase: str, iteration: int, run: RunFolder, processes: Processes, accelerator: Accelerator
+    batch: Batch | None, phase: str, iteration: int, run: RunFolder, processes: Processes, trackers: Trackers
 ) -> None:
     """Write the samples of this process; the main process writes the index of all. Every process must call it.
 
@@ -28,8 +27,7 @@ def save_samples(
             if pictures := run.prompt_pictures.of(batch.rows[owner]):
                 record["pictures"] = pictures
         lines = run.write_samples(phase, iteration, batch.experience.samples, records, numbers)
-        if accelerator.is_main_process:
-            track_samples(accelerator.trackers, phase, iteration, batch.experience.samples, records)
+        trackers.samples(phase, iteration, batch.experience.samples, records)
     everything = processes.pool(lines, owners)[0]
-    if accelerator.is_main_process:
+    if processes.rank == 0:
         run.index_samples(everything)

@@ -1,4 +1,4 @@
-"""What a run records of its iterations and samples, in its folder and for trackers."""
+"""What a run records of its iterations and samples."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,12 +14,8 @@ from ...rewards.runner import RewardBatch
 from ..credit.pooling import Batch, Pooled
 from ..data import PromptRow
 from ..distributed.processes import Processes
-from ..folder.run_folder import pixels
-from ..joined_rollouts import Samples, joint_record
+from ..joined_rollouts import joint_record
 from ..tasks import Collected
-
-SHOWN = 16
-"""Number of samples that trackers get at a time. The run folder has all samples."""
 
 
 def number(value: Tensor) -> float | None:
@@ -130,50 +125,6 @@ def sample_records(
             }
         )
     return records
-
-
-def track_samples(
-    trackers: Sequence[Any],
-    phase: str,
-    iteration: int,
-    samples: Samples,
-    records: Sequence[Mapping[str, Any]],
-) -> None:
-    """Give some samples to trackers. Trackers of images get images; completions are given as text, with their rewards.
-
-    The chosen samples are spread evenly, so that they do not all belong to the first prompts.
-    """
-    if not trackers:
-        return
-    count = len(records)
-    chosen = sorted({k * count // min(count, SHOWN) for k in range(min(count, SHOWN))})
-    texts = [sample for sample in samples if isinstance(sample, str)]
-    if texts:
-        text = "\n\n".join(_quoted(records[k], texts[k]) for k in chosen)
-        for tracker in trackers:
-            tracker.log({f"samples/{phase}": text}, step=iteration)
-        return
-    shown = [pixels(image) for k in chosen if isinstance(image := samples[k], Tensor)]
-    images = _in_one_array(shown)
-    for tracker in trackers:
-        if getattr(tracker, "name", None) == "tensorboard":
-            tracker.log_images({f"samples/{phase}": images}, step=iteration, dataformats="NHWC")
-        elif hasattr(tracker, "log_images"):
-            tracker.log_images({f"samples/{phase}": shown}, step=iteration)
-
-
-def _in_one_array(images: Sequence[np.ndarray]) -> np.ndarray:
-    """[N, H, W, 3] images; smaller images get a black margin to the right and below."""
-    height, width = (max(image.shape[axis] for image in images) for axis in (0, 1))
-    margins = [((0, height - image.shape[0]), (0, width - image.shape[1]), (0, 0)) for image in images]
-    return np.stack([np.pad(image, margin) for image, margin in zip(images, margins)])
-
-
-def _quoted(record: Mapping[str, Any], completion: str) -> str:
-    """A completion as Markdown. The completion is quoted as code, so nothing in it acts as markup."""
-    rewards = ", ".join(f"{name} {value:g}" for name, value in record["rewards"].items() if value is not None)
-    lines = [f"prompt: {record['prompt']}", f"rewards: {rewards}", "", *completion.splitlines()]
-    return "\n".join(f"    {line}" for line in lines)
 
 
 def batch_record(processes: Processes, batch: Batch, advantages: Tensor) -> dict[str, Any]:
