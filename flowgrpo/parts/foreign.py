@@ -47,11 +47,16 @@ class Quit(RuntimeError):
     """Foreign code raised something that would have ended the process, such as SystemExit; the message says where."""
 
 
+class Unwanted(BaseException):
+    """Raised by this package within foreign code, because nobody wants the result any more; it is no failure."""
+
+
 class contained:
     """Context manager in which SystemExit and its kind become an Exception, so that they are reported as a failure.
 
     Otherwise `sys.exit` in a reward would end a run without results, and with the exit status that the reward gives,
     even 0. Ctrl-C still works: Python raises its KeyboardInterrupt only in the main thread, and there it is passed on.
+    `Unwanted` is passed on in every thread.
     At the end the current folder is the one from before, because a run folder may be a relative path. Torch's default
     dtype is the one from before as well, because the tensors of a run would get another precision.
 
@@ -71,7 +76,7 @@ class contained:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         _shared.leave()
-        if error is None or isinstance(error, Exception):
+        if error is None or isinstance(error, Exception | Unwanted):
             return
         if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
             return

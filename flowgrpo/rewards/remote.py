@@ -17,6 +17,7 @@ from .serving import wire
 from .serving.client_pool import ClientPool
 from .serving.declaration import SAMPLES, Declaration
 from .serving.http_client import ServerError, Unavailable, persist
+from .waiting import pause
 
 MOST_REPLY_BYTES = 256 << 20
 
@@ -53,7 +54,7 @@ class Remote:
     """
 
     remote = True
-    sleep: Callable[[float], object] = staticmethod(time.sleep)
+    sleep: Callable[[float], object] = staticmethod(pause)
     clock: Callable[[], float] = staticmethod(time.monotonic)
 
     def __init__(

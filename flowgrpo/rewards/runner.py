@@ -23,6 +23,7 @@ from .inputs import Inputs, check_inputs, keep
 from .registry import build, check_options, resolve
 from .score_batches import RewardBatch, join_scores
 from .time_limit import TimedOut
+from .waiting import pause
 
 
 class RewardSet:
@@ -48,7 +49,7 @@ class RewardSet:
         quarantine: Path | None = None,
         retries: int = 3,
         base_delay: float = 1.0,
-        sleep: Callable[[float], object] = time.sleep,
+        sleep: Callable[[float], object] = pause,
     ) -> None:
         if not specs:
             raise ValueError("no rewards given; list at least one under `rewards`")

@@ -16,7 +16,6 @@ from ..rewards.runner import RewardSet
 from ..weights.averages import Ema
 from .credit.pooling import Batch, asked
 from .data import PromptRow
-from .distributed.processes import Processes
 from .extensions.extension import Evaluation, Extensions
 from .folder.keeping import Keeper
 from .folder.saved_samples import save_samples
@@ -26,6 +25,7 @@ from .reporting.records import number, reward_means, standard_errors
 from .reporting.reporter import Reporter
 from .reporting.symptoms import Symptoms, marks
 from .tasks import Task
+from .together import together
 
 EVALUATION_SEED = 20_260_101
 
@@ -66,24 +66,31 @@ class Scored:
 
 
 def evaluated(
-    task: Task, heldout: Sequence[PromptRow], rewards: RewardSet, ema: Ema | None, processes: Processes, clock: Clock
+    task: Task, heldout: Sequence[PromptRow], rewards: RewardSet, ema: Ema | None, keeper: Keeper, clock: Clock
 ) -> tuple[Batch | None, Scored]:
     """Samples held-out prompts with fixed seeds and averaged weights.
 
     Returns:
         The samples of this process, and the scores of all processes.
+
+    Raises:
+        Abandoned: a process has received a signal.
     """
-    places = processes.share(len(heldout))
+    places = keeper.processes.share(len(heldout))
     rows = [heldout[place] for place in places]
     keys = [evaluation_key(row) for row in rows]
-    batch, mine, numbers = None, [], []
-    if rows:
+
+    def share() -> Batch | None:
+        if not rows:
+            return None
         with ema.applied() if ema else nullcontext():
             experience = task.evaluation(rows, keys, clock)
-        batch = Batch(places, rows, experience, rewards.score(*asked(rows, experience)))
-        numbers = batch.owners
-        mine = list(zip(numbers, batch.scores.values.tolist()))
-    owners, values = zip(*processes.pool(mine, numbers)[0])
+        return Batch(places, rows, experience, rewards.score(*asked(rows, experience)))
+
+    batch = together(keeper, share)
+    numbers = [] if batch is None else batch.owners
+    mine = [] if batch is None else list(zip(numbers, batch.scores.values.tolist()))
+    owners, values = zip(*keeper.processes.pool(mine, numbers)[0])
     return batch, Scored(rewards.names, torch.tensor(owners), torch.tensor(values))
 
 
@@ -137,7 +144,7 @@ class Evaluations:
             return {}
         rows = self.heldout if whole else self._few
         keeper, record = self.keeper, dict[str, float | None]()
-        batch, scored = evaluated(self.task, rows, self.rewards, self.average, keeper.processes, self.clock)
+        batch, scored = evaluated(self.task, rows, self.rewards, self.average, keeper, self.clock)
         if whole:
             save_samples(batch, "eval", iteration, keeper.run, keeper.processes, keeper.trackers)
             record |= scored.record("eval")

@@ -11,6 +11,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from ..rewards.waiting import Unwanted, watched
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -31,7 +33,7 @@ class Stopped(KeyboardInterrupt):
         self.number = number
 
 
-class Abandoned(BaseException):
+class Abandoned(Unwanted):
     """An iteration is given up before it has changed any weights."""
 
 
@@ -105,14 +107,15 @@ class Stop:
 
     @contextmanager
     def abandonable(self, modules: Iterable[nn.Module], possible: bool = True) -> Iterator[None]:
-        """Within the block, a signal raises `Abandoned` before the next evaluation of a module, until `settled`.
+        """Within the block, a signal raises `Abandoned`, until `settled`: before the next evaluation of a module, and
+        in a wait for the server of a reward.
 
         Args:
             modules: the modules whose evaluations take most of the time.
             possible: if False, the block runs to its end.
 
         Raises:
-            Abandoned: before an evaluation, never within one.
+            Abandoned: before an evaluation, never within one, or in place of scores.
         """
         if not possible:
             yield
@@ -121,7 +124,8 @@ class Stop:
         self._open = True
         try:
             self.look()
-            yield
+            with watched(self.look):
+                yield
         finally:
             self._open = False
             for hook in hooks:

@@ -39,6 +39,7 @@ from .reporting.tracking import Trackers
 from .result_card import Known, write_result_card
 from .stopping import Abandoned, Stop, Stopped
 from .tasks import Collected, Task
+from .together import together
 from .updating import Updater, averages_of
 
 
@@ -209,7 +210,7 @@ class Trainer:
             with self._abandonable(self.processes.count == 1):
                 final = self._evaluated(total)
         except Abandoned:
-            return self.stop.number
+            return self.keeper.agreed()
         self.evaluations.ends(total, final)
         if final:
             self.keeper.log({"iteration": total, **final})
@@ -246,20 +247,8 @@ class Trainer:
         return record
 
     def _sampled(self, iteration: int) -> Batch:
-        """This process's share of an iteration, sampled and scored.
-
-        If a process of several has received a signal, all processes give the iteration up. A process may give up while
-        it samples only if no other process waits for it there.
-        """
-        if self.processes.count == 1:
-            return self.collector.sample(iteration)
-        found = None
-        alone = not self.collector.uneven and self.task.weights.shards is None
-        with suppress(Abandoned), self._abandonable(alone):
-            found = self.collector.sample(iteration)
-        if self.keeper.agreed() or found is None:
-            raise Abandoned
-        return found
+        """This process's share of an iteration, sampled and scored. Uneven groups are sampled together, in rounds."""
+        return together(self.keeper, partial(self.collector.sample, iteration), alone=not self.collector.uneven)
 
     def _compared(self, batch: Batch) -> tuple[Batch, Pooled, Tensor]:
         """The batch after the extensions, the samples of all processes, and the advantages [N] of the nodes."""

@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import nn
@@ -12,10 +13,13 @@ from flowgrpo.bench.interruption import contents
 from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.configs.schema import AnyRecipe
+from flowgrpo.rewards.remote import Remote
+from flowgrpo.rewards.waiting import pause
 from flowgrpo.training.folder.keeping import SHARE
 from flowgrpo.training.folder.run_folder import RunFolder
 from flowgrpo.training.session import Session, start
 from flowgrpo.training.stopping import ONCE, Abandoned, Stop, Stopped
+from tests.rewards.served import Served
 
 TERM, INT = signal.SIGTERM, signal.SIGINT
 
@@ -226,6 +230,45 @@ def test_a_signal_before_anything_was_trained_writes_nothing_to_go_on_from(
     assert Run(recipe, tmp_path / "run", 1).stopped == TERM
     assert RunFolder(tmp_path / "run").list_checkpoints() == []
     assert resumed(tmp_path / "run", recipe) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["rewards", "evaluate.rewards"])
+def test_a_signal_ends_the_wait_for_a_reward_server_and_nothing_is_lost(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """The server goes away in the second iteration; the signal comes when the run has begun to wait for it."""
+    server = Served("digit_share")
+    served = f"{where}=[{{name: remote, options: {{url: '{server.url}', patience: 300}}}}]"
+    others = "evaluate.rewards=[{name: length, options: {limit: 4}}]"
+    words = [*request.getfixturevalue("small_text"), *SHORT, others, served]
+    Run(load_recipe("text", words), tmp_path / "whole")
+    stop, slices, sends, send = Stop(), [], [], Remote._send
+
+    def slept(seconds: float) -> None:
+        slices.append(seconds)
+        assert len(slices) < 5
+        if len(slices) == 1:
+            stop.heard(TERM)
+
+    def sent(*arguments: Any) -> Any:
+        sends.append(arguments)
+        if len(sends) == 2:
+            server.kill()
+        return send(*arguments)
+
+    monkeypatch.setattr(Remote, "sleep", staticmethod(lambda seconds: pause(seconds, slept)))
+    monkeypatch.setattr(Remote, "_send", sent)
+    recipe = load_recipe("text", words)
+    trainer = start(recipe, tmp_path / "broken").trainer(Silent(), stop)
+    with pytest.raises(Stopped) as stopped:
+        trainer.train()
+    assert (stopped.value.number, len(slices)) == (TERM, 1)
+    trainer.run.release()
+    again = Served("digit_share", port=server.port)
+    assert resumed(tmp_path / "broken", recipe) == 1
+    assert contents(tmp_path / "broken") == contents(tmp_path / "whole")
+    again.close()
 
 
 # -- checkpoints by the clock --------------------------------------------------------------------------------------

@@ -11,16 +11,21 @@ from flowgrpo.training.folder.run_folder import RunFolder
 from tests.training import ranks
 
 pytestmark = pytest.mark.slow
+CASES = ["train", "eval", "train-away", "eval-away"]
 
-# The second process has a signal in its second call of the reward that SIGNAL_IN names.
+# The second process has a signal in its second call of the reward that SIGNAL_IN names. If AWAY is set, the call fails
+# from then on, as with a server that is away, so that the reward waits and is called again.
 REWARDS = """
 import os, signal
 calls = {"train": 0, "eval": 0}
 
 def score(where, completions):
     calls[where] += 1
-    if os.environ.get("SIGNAL_IN") == where and os.environ["RANK"] == "1" and calls[where] == 2:
-        os.kill(os.getpid(), signal.SIGTERM)
+    if os.environ.get("SIGNAL_IN") == where and os.environ["RANK"] == "1" and calls[where] >= 2:
+        if calls[where] == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        if os.environ.get("AWAY"):
+            raise ConnectionError("the server is away")
     return [text.count("9") - 0.1 * len(text) for text in completions]
 
 def nines(completions, **columns):
@@ -28,6 +33,8 @@ def nines(completions, **columns):
 
 def shown(completions, **columns):
     return score("eval", completions)
+
+nines.remote = shown.remote = True
 """
 
 
@@ -43,10 +50,12 @@ def folder(random_language_folder: Path, tmp_path_factory: pytest.TempPathFactor
         "optimizer.learning_rate=0.01", "run={iterations: 3, checkpoint_every: 100, sample_every: 1}",
     ]  # fmt: skip
     jobs: list[dict[str, Any]] = [{"words": ["train", "text", *words, "--out", str(folder / "whole")], "log": "whole"}]
-    for where in ("train", "eval"):
-        run, signalled = str(folder / where), {"environment": {"SIGNAL_IN": where}}
-        jobs.append({"words": ["train", "text", *words, "--out", run], "log": f"{where}-broken", **signalled})
-        jobs.append({"words": ["resume", run], "log": f"{where}-resumed"})
+    for case in CASES:
+        run, where = str(folder / case), case.removesuffix("-away")
+        environment = {"SIGNAL_IN": where} | ({"AWAY": "1"} if case != where else {})
+        jobs.append({"words": ["train", "text", *words, "--out", run], "log": f"{case}-broken",
+                     "environment": environment})  # fmt: skip
+        jobs.append({"words": ["resume", run], "log": f"{case}-resumed"})
     ranks.run_all([{**job, "count": 2, "log": str(folder / job["log"])} for job in jobs], patience=600)
     return folder
 
@@ -55,7 +64,7 @@ def printed(folder: Path, log: str) -> str:
     return "".join((folder / f"{log}-{rank}.txt").read_text() for rank in (0, 1))
 
 
-@pytest.mark.parametrize("where", ["train", "eval"])
+@pytest.mark.parametrize("where", CASES)
 def test_a_signal_to_one_ends_all_and_nothing_is_lost(folder: Path, where: str) -> None:
     told = printed(folder, f"{where}-broken")
     assert json.loads((folder / f"{where}-broken.json").read_text()) == [143, 143], told

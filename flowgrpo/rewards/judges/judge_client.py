@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -21,6 +22,7 @@ from torch import Tensor
 from ...parts.plugins import nearest
 from ..options import check_seconds
 from ..serving.http_client import BUSY, HttpClient, ServerError, Unavailable, check_url, persist
+from ..waiting import Unwanted, pause
 from .judge_images import data_urls
 
 APIS = {"chat": "/chat/completions", "completions": "/completions"}
@@ -200,7 +202,7 @@ class JudgeClient:
                     answer.cancel()
         failed = [error for answer in answers if not answer.cancelled() and (error := answer.exception())]
         if failed:
-            raise next((error for error in failed if not isinstance(error, _Stopped)), failed[0])
+            raise min(failed, key=lambda error: (not isinstance(error, Unwanted), isinstance(error, _Stopped)))
         return [answer.result() for answer in answers]
 
     def body(self, question: Question) -> dict[str, Any]:
@@ -279,8 +281,8 @@ class JudgeClient:
 
         # Questions that failed at the same time must not be repeated at the same time.
         spread = 0.75 + key[0] / 512
-        pause = self.sleep or stop.wait
-        return persist(attempt, self.server.patience, sleep=pause, clock=self.clock, spread=spread)
+        sleep = self.sleep or partial(pause, sleep=stop.wait)
+        return persist(attempt, self.server.patience, sleep=sleep, clock=self.clock, spread=spread)
 
     def _read(self, body: bytes) -> JudgeReply:
         try:

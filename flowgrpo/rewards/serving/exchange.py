@@ -17,6 +17,8 @@ import requests
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
+from ..waiting import within
+
 T = TypeVar("T")
 _running = threading.local()
 
@@ -42,11 +44,12 @@ class Exchange(Generic[T]):
 
         Raises:
             TimeoutError: the work took longer. Its connection is closed, and its thread ends by itself.
+            Unwanted: nobody wants the reply any more; likewise.
             Exception: what the work raised.
         """
         threading.Thread(target=self._run, name="exchange", daemon=True).start()
         try:
-            if not self._done.wait(seconds):
+            if not within(self._done, seconds):
                 raise TimeoutError
         finally:
             self._hang_up()

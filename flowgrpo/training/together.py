@@ -1,0 +1,36 @@
+"""Work that each process does on its own, and that all processes give up together: samples and their scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from .folder.keeping import Keeper
+from .stopping import Abandoned
+
+T = TypeVar("T")
+
+
+def together(keeper: Keeper, work: Callable[[], T], alone: bool = True) -> T:
+    """The result of the work of this process. Every process must call it, before the first optimizer step.
+
+    Args:
+        keeper: of the run.
+        work: the work of this process.
+        alone: whether no process waits for another within the work; if not, it runs to its end.
+
+    Raises:
+        Abandoned: a process has received a signal; all processes raise it.
+    """
+    if keeper.processes.count == 1:
+        return work()
+    alone = alone and keeper.weights.shards is None
+    found: list[T] = []
+    try:
+        with keeper.stop.abandonable(keeper.weights.modules.values(), alone):
+            found.append(work())
+    except Abandoned:
+        pass
+    if keeper.agreed() or not found:
+        raise Abandoned
+    return found[0]
