@@ -256,6 +256,48 @@ def test_a_kept_recipe_that_multiplies_is_refused(tmp_path: Path) -> None:
         adopt(run, 0, None, run.config.read_text())
 
 
+# -- before the first checkpoint -----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("start_with", "changes", "said"),
+    [
+        (
+            "run={iterations: 100, checkpoint_every: 1000}", ("run.checkpoint_every=2", "run.iterations=4"),
+            ["run.iterations 100 → 4", "iterations 0 to 4 are done again, to the same numbers"],
+        ),
+        (
+            "optimizer.schedule=linear", ("run.iterations=2",),
+            [
+                "run.iterations 100 → 2", "schedule linear falls over 2 iterations from now on, and fell over 100",
+                "iterations 0 to 4 are done again, maybe to other numbers",
+            ],
+        ),
+        (
+            "run.seed=0", ("rollout.batch=2",),
+            ["rollout.batch 4 → 2", "iterations 0 to 4 are done again, maybe to other numbers"],
+        ),
+    ],
+)  # fmt: skip
+def test_a_run_that_is_changed_before_its_first_checkpoint_says_what_is_true(
+    words: list[str], tmp_path: Path, start_with: str, changes: tuple[str, ...], said: list[str]
+) -> None:
+    """The new settings have written no checkpoint, and other settings may give other numbers."""
+    recipe = load_recipe("text", [*words, "run={iterations: 100, checkpoint_every: 1000}", start_with])
+    run = RunFolder.create(tmp_path / "run", dump_recipe(recipe))
+    for iteration in range(5):
+        run.log({"iteration": iteration})
+    heard = Rates()
+    trainer = Session(with_changes(run, changes), run).trainer(heard)
+    trainer.resume()
+    assert trainer.next_iteration == 0
+    assert len(heard.notes) == len(said)
+    for note, part in zip(heard.notes, said, strict=True):
+        assert part in note
+    assert "damaged" not in " ".join(heard.notes)
+
+
 # -- the command ---------------------------------------------------------------------------------------------------
 
 

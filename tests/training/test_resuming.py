@@ -14,7 +14,6 @@ from flowgrpo.bench.interruption import contents
 from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.training.folder.checkpoint import DamagedCheckpoint, verify_checkpoint, write_checkpoint
-from flowgrpo.training.folder.resuming import differences
 from flowgrpo.training.folder.run_folder import RunFolder, read_lines
 from flowgrpo.training.session import Session, start
 from tests.conftest import Command
@@ -308,7 +307,7 @@ def test_the_recipe_of_a_checkpoint_that_multiplies_is_refused(checkpoint: Path)
     for text, said in (("\n".join(rows), "anchors multiply"), ("a: &a {b: *a}", "contains itself")):
         (checkpoint / "config.yaml").write_text(text)
         with pytest.raises(ValueError, match=rf"iter-000007/config.yaml.*{said}"):
-            list(differences(checkpoint, "run: {seed: 1}\n"))
+            changes(checkpoint / "config.yaml", "run: {seed: 1}\n")
 
 
 def test_state_that_is_nested_too_deeply_is_damage(checkpoint: Path) -> None:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from ...configs.load import dump_recipe, load_recipe
 from ...configs.schema import AnyRecipe
-from ...configs.sections import RunConfig
 from ...configs.yaml_text import parse_yaml, read_text
 from ..updating import learning_rate
 from .checkpoint import LAST
@@ -127,8 +126,12 @@ def former_ends(run: RunFolder) -> set[int]:
     return {start for (_, before), (start, _) in pairwise(_recipes(run)) if _length(before) == start}
 
 
-def first_checkpoint(run: RunFolder, now: RunConfig) -> int:
-    """A number of iterations after which some checkpoint was written, whichever of its recipes the run had."""
+def first_checkpoint(run: RunFolder) -> int:
+    """A number of iterations after which some checkpoint was written, whichever of its recipes the run had.
+
+    A recipe that is to hold from now on has written none, so the folder alone is read.
+    """
+    now = load_recipe(run.config, rewards=False).run
     found = [now.checkpoint_every, now.iterations]
     for _, file in _recipes(run):
         found += [int(value) for key in ("checkpoint_every", "iterations") if (value := _of_run(file).get(key))]
@@ -150,9 +153,15 @@ def schedule_notes(before: Path, recipe: AnyRecipe, iteration: int) -> Iterator[
         if extension.short == "schedule" and extension["over"] is None:
             yield (
                 f"extension schedule moves the weight of {extension['reward']} over {recipe.run.iterations} iterations "
-                f"from now on, and moved it over {length} before; so the weight may jump"
+                f"from now on, and moved it over {length} before{'; so the weight may jump' if iteration else ''}"
             )
     if optimizer.schedule in ("constant", "inverse"):
+        return
+    if iteration == 0:
+        yield (
+            f"optimizer.schedule {optimizer.schedule} falls over {recipe.run.iterations} iterations from now on, and "
+            f"fell over {length} before"
+        )
         return
     old = recipe.model_copy(update={"run": recipe.run.model_copy(update={"iterations": length})})
     taken = iteration * optimizer.epochs * optimizer.updates
@@ -161,6 +170,17 @@ def schedule_notes(before: Path, recipe: AnyRecipe, iteration: int) -> Iterator[
         f"learning rate goes on at {learning_rate(recipe, taken):.3g}; over {length} iterations it would go on at "
         f"{learning_rate(old, taken):.3g}. Iterations that are done keep the rates that they had"
     )
+
+
+def keeps_numbers(before: Path, recipe: AnyRecipe, keys: Iterable[str]) -> bool:
+    """Whether a run that begins again with changed keys of its recipe has the same numbers.
+
+    Args:
+        before: the recipe before the change.
+        recipe: the recipe from now on.
+        keys: the keys that have changed.
+    """
+    return all(key.startswith(RUN_KEYS) for key in keys) and not any(schedule_notes(before, recipe, 0))
 
 
 def _recipes(run: RunFolder) -> Iterator[tuple[int, Path]]:

@@ -19,7 +19,7 @@ from ..distributed.processes import Processes
 from ..reporting.reporter import Reporter
 from ..reporting.tracking import Trackers
 from ..stopping import Stop
-from .changing import adopt, first_checkpoint, former_ends, schedule_notes
+from .changing import adopt, first_checkpoint, former_ends, keeps_numbers, schedule_notes
 from .checkpoint import (
     RECIPE,
     Gathered,
@@ -31,7 +31,7 @@ from .checkpoint import (
     write_checkpoint,
 )  # fmt: skip
 from .files import writing
-from .resuming import differences, gaps, lost_samples, newest_whole
+from .resuming import begun_again, changes, differences, gaps, lost_samples, newest_whole
 from .run_folder import RunFolder
 
 SHARE = 20
@@ -103,14 +103,19 @@ class Keeper:
         return self._saved
 
     def _chosen(self) -> int | None:
-        checkpoint = newest_whole(self.run, first_checkpoint(self.run, self.settings), self.reporter.note)
+        run = self.run
+        checkpoint = newest_whole(run, first_checkpoint(run), self.reporter.note)
+        before = run.config if checkpoint is None else checkpoint / RECIPE
+        iteration = 0 if checkpoint is None else int(checkpoint.name.removeprefix("iter-"))
+        changed = changes(before, self._text)
+        said = [*differences(changed, run, checkpoint), *schedule_notes(before, self.recipe, iteration)]
         if checkpoint is None:
-            return None
-        iteration = int(checkpoint.name.removeprefix("iter-"))
-        changed = [*differences(checkpoint, self._text), *schedule_notes(checkpoint / RECIPE, self.recipe, iteration)]
-        for sentence in (*changed, *gaps(self.run, iteration), *lost_samples(self.run, checkpoint, iteration)):
+            said += begun_again(run, keeps_numbers(before, self.recipe, changed))
+        else:
+            said += [*gaps(run, iteration), *lost_samples(run, checkpoint, iteration)]
+        for sentence in said:
             self.reporter.note(sentence)
-        return iteration
+        return None if checkpoint is None else iteration
 
     def tell_notes(self) -> None:
         """Report the notes of the run folder."""

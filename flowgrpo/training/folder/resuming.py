@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ def newest_whole(run: RunFolder, first: int, say: Say) -> Path | None:
             say(f"damaged checkpoint: {fault}; it is kept as {aside.name}, and the run goes on from the one before it")
         else:
             return checkpoint
-    done = 1 + max((record["iteration"] for record in run.read_metrics()), default=-1)
+    done = _done(run)
     damaged = [path.name for path in run.checkpoints.glob(f"{DAMAGED}*")]
     if done > first or damaged:
         lost = (
@@ -47,27 +47,54 @@ def newest_whole(run: RunFolder, first: int, say: Say) -> Path | None:
             f"{run.checkpoints} holds no whole checkpoint, and {lost}. To begin again would drop {done} iterations. "
             f"Put one back, or train anew into another folder: `flowgrpo train {run.config} --out NEW`"
         )
-    if done:
-        say(f"no checkpoint was written yet: {_iterations(0, done)} done again, to the same numbers")
     return None
 
 
-def differences(checkpoint: Path, recipe: str) -> Iterator[str]:
-    """A sentence on how the recipe of a run differs from the recipe of its checkpoint; nothing if they are equal.
+def begun_again(run: RunFolder, same: bool) -> Iterator[str]:
+    """A sentence on what a run without a checkpoint does again; nothing if it has done no iteration.
+
+    Args:
+        run: the run.
+        same: whether its numbers will be the same.
+    """
+    if done := _done(run):
+        numbers = "to the same numbers" if same else "maybe to other numbers, because the recipe has changed"
+        yield f"no checkpoint was written yet: {_iterations(0, done)} done again, {numbers}"
+
+
+def changes(before: Path, recipe: str) -> dict[str, str]:
+    """The keys in which a recipe differs from the recipe before, each with both values in words.
+
+    Args:
+        before: the file of the recipe before.
+        recipe: the recipe from now on, as YAML.
 
     Raises:
-        ValueError: the recipe of the checkpoint cannot be read.
+        ValueError: the recipe before cannot be read.
     """
-    file = checkpoint / RECIPE
-    texts = {str(file): read_text(file), "the recipe of the run": recipe}
-    before, now = (dict(_leaves(parse_yaml(text, name))) for name, text in texts.items())
-    changed = [key for key in dict.fromkeys([*before, *now]) if before.get(key) != now.get(key)]
+    texts = {str(before): read_text(before), "the recipe of the run": recipe}
+    old, now = (dict(_leaves(parse_yaml(text, name))) for name, text in texts.items())
+    keys = [key for key in dict.fromkeys([*old, *now]) if old.get(key) != now.get(key)]
+    return {key: f"{_value(old, key)} → {_value(now, key)}" for key in keys}
+
+
+def differences(changed: Mapping[str, str], run: RunFolder, checkpoint: Path | None) -> Iterator[str]:
+    """A sentence on the changes since a checkpoint was written, or since the run began; nothing if there are none.
+
+    Args:
+        changed: see `changes`.
+        run: the run.
+        checkpoint: the checkpoint from which the run goes on; None if it begins again.
+    """
     if changed:
-        listed = [f"{key} {_value(before, key)} → {_value(now, key)}" for key in changed[:_MOST]]
+        listed = [f"{key} {values}" for key, values in changed.items()][:_MOST]
         more = f", and {len(changed) - _MOST} more" if len(changed) > _MOST else ""
+        since = "the run began" if checkpoint is None else f"{checkpoint.name} was written"
+        onward = "begins again" if checkpoint is None else "goes on"
+        kept = run.path / "recipes" if checkpoint is None else checkpoint / RECIPE
         yield (
-            f"the recipe has changed since {checkpoint.name} was written: {', '.join(listed)}{more}; the run goes on "
-            f"with the new values ({checkpoint / RECIPE} has the old ones)"
+            f"the recipe has changed since {since}: {', '.join(listed)}{more}; the run {onward} with the new values "
+            f"({kept} has the old ones)"
         )
 
 
@@ -92,6 +119,11 @@ def lost_samples(run: RunFolder, checkpoint: Path, iteration: int) -> Iterator[s
             f"{saved} samples were saved before {checkpoint.name}, and {run.index} {state}; new lines are added, but "
             "lost lines stay lost, and the gallery does not show their samples"
         )
+
+
+def _done(run: RunFolder) -> int:
+    """Number of iterations that the metrics know."""
+    return 1 + max((record["iteration"] for record in run.read_metrics()), default=-1)
 
 
 def _iterations(first: int, count: int) -> str:
