@@ -116,8 +116,8 @@ def _size(values: Sequence[float]) -> float:
 def samples_at(run: Run, iteration: int) -> dict[Hashable, Sample]:
     """Samples by what they have in common with samples of other runs, in their order.
 
-    The prompt's text and pictures are the key, because its number depends on the prompt file; then the seed, and the
-    number among the pairs with the same prompt and seed.
+    The prompt's text, pictures and conversation are the key, because its number depends on the prompt file; then the
+    seed, and the number among the pairs with the same prompt and seed.
     """
     found: dict[Hashable, Sample] = {}
     counts = Counter[Hashable]()

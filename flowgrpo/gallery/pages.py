@@ -218,6 +218,7 @@ def _run_files(
             "ids": [first.prompt_id for first in firsts],
             "columns": [[first.columns.get(name) for name in columns] for first in firsts],
             "pictures": [[_picture(name, images) for name in first.pictures] for first in firsts],
+            "messages": [[[one["role"], one["content"]] for one in first.messages] for first in firsts],
             "pairs": [[prompts[pair.first.asked][0], pair.first.seed, PHASES.index(pair.phase)] for pair in run.pairs],
         },
         f"{key}-curves": {

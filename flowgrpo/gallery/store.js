@@ -73,8 +73,8 @@ function sourceName(info) {
   return store.site.runs.length > 1 ? `${runName(info.run)}, ${moment(info)}` : moment(info);
 }
 
-// The prompts and seeds of all runs. Runs are matched by the prompt's text and pictures, because its number depends on
-// the file.
+// The prompts and seeds of all runs. Runs are matched by the prompt's text, pictures and conversation, because its
+// number depends on the file.
 function evaluationRows() {
   if (store.rows) return store.rows;
   const rows = new Map();
@@ -82,7 +82,7 @@ function evaluationRows() {
     const seen = new Map();
     file.pairs.forEach(([prompt, seed, phase], pair) => {
       if (phase) return;
-      const place = JSON.stringify([file.prompts[prompt], file.pictures[prompt].map(([name]) => name), seed]);
+      const place = JSON.stringify([file.prompts[prompt], file.pictures[prompt].map(([name]) => name), file.messages[prompt], seed]);
       const rank = seen.get(place) ?? 0;
       seen.set(place, rank + 1);
       const key = `${place} ${rank}`;
@@ -98,7 +98,7 @@ function described(run, pair) {
   const file = store.pairs[run];
   const [prompt, seed] = file.pairs[pair];
   const pictures = file.pictures[prompt].map(([name, thumb]) => ({ run, name, thumb }));
-  return { prompt: file.prompts[prompt], pictures, id: file.ids[prompt], seed, columns: file.columns[prompt] };
+  return { prompt: file.prompts[prompt], messages: file.messages[prompt], pictures, id: file.ids[prompt], seed, columns: file.columns[prompt] };
 }
 
 // The training samples of the loaded sets, one row for each sample.

@@ -52,9 +52,12 @@ class Sample:
         return self.prompt_id, self.prompt
 
     @property
-    def asked_anywhere(self) -> tuple[str, tuple[str, ...]]:
-        """What names the prompt among several runs, whose prompt files may number it differently."""
-        return self.prompt, self.pictures
+    def asked_anywhere(self) -> tuple[str, tuple[str, ...], tuple[tuple[str, str], ...]]:
+        """What names the prompt among several runs, whose prompt files may number it differently.
+
+        Different conversations may end with the same message, which is their `prompt`.
+        """
+        return self.prompt, self.pictures, tuple((one["role"], one["content"]) for one in self.messages)
 
 
 @dataclass(frozen=True)
@@ -123,7 +126,8 @@ def by_place(pairs: Iterable[SamplePair]) -> dict[Place, SamplePair]:
     """Return the pairs of a run by their places, in their order.
 
     The prompt's text names the place, because its number depends on the prompt file. If the file has a prompt several
-    times, the pairs of the prompt and a seed are numbered in their order.
+    times, the pairs of the prompt and a seed are numbered in their order. The pairs of conversations that end with one
+    message, and of prompts with other pictures, are numbered alike; so the files of marks need only the text.
     """
     found: dict[Place, SamplePair] = {}
     counts = Counter[tuple[str, str, str]]()
@@ -182,7 +186,7 @@ def parse_sample(record: dict[str, Any], samples: Path, where: str) -> Sample:
         missing=image if image and not (samples / image).is_file() else None,
         noise=str(noise) if isinstance(noise, int) and not isinstance(noise, bool) else None,
         pictures=_pictures(record, samples, where),
-        messages=_messages(record, where),
+        messages=parse_messages(record.get("messages") or [], where),
         truncated=record.get("truncated") is True,
         frames=frames if type(frames) is int and 1 < frames <= MOST_FRAMES else 1,
     )
@@ -235,8 +239,12 @@ def _steps(record: dict[str, Any], where: str) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _messages(record: dict[str, Any], where: str) -> tuple[dict[str, str], ...]:
-    value = record.get("messages") or []
+def parse_messages(value: object, where: str) -> tuple[dict[str, str], ...]:
+    """The messages of a conversation, with their roles and contents alone.
+
+    Raises:
+        ValueError: `value` is no list of messages.
+    """
     if not isinstance(value, list) or not all(
         isinstance(one, dict) and all(isinstance(one.get(key), str) for key in ("role", "content")) for one in value
     ):
