@@ -1,19 +1,16 @@
 """Pairs of the best and the worst of a prompt's samples by a reward, as a folder that other programs read."""
 
-import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..votes.lines import IMAGE_SUFFIXES
 from ..votes.samples import Sample, read_samples
 from .page_files import copy_by_content, write_new
+from .prompt_columns import SIDES, PromptColumns, digest_of
 
 INDEX = "index.jsonl"
 TRAIN = "train"
-SIDES = ("height", "width")
-"""Columns that a recipe reads by these names, as it does `image`."""
 
 
 def write_scored_pairs(folder: Path, out: Path, reward: str | None, gap: float) -> tuple[Path, list[str]]:
@@ -35,7 +32,8 @@ def write_scored_pairs(folder: Path, out: Path, reward: str | None, gap: float) 
         gap: a pair must differ by more than this.
 
     Returns:
-        The folder, and lines that say how many pairs there are and what was left out.
+        The folder, and lines that say how many pairs there are, what was left out, and which pictures of prompts may
+        not be the files that the prompts name.
 
     Raises:
         ValueError: the folder has no samples, `out` exists, no reward is named and there are several, there is no pair,
@@ -60,11 +58,16 @@ def write_scored_pairs(folder: Path, out: Path, reward: str | None, gap: float) 
         )
     columns = sorted({column for best, _ in pairs for column in best.values} - {*SIDES})
     written: list[str] = []
+    remarks: list[str] = []
 
     def write(place: Path) -> None:
         place.mkdir()
+        asked = PromptColumns(place)
         # A model that hardly changes makes the same samples again.
-        written.extend(dict.fromkeys(json.dumps(_row(*pair, name, columns, home, place)) + "\n" for pair in pairs))
+        written.extend(
+            dict.fromkeys(json.dumps(_row(*pair, name, columns, home, place, asked)) + "\n" for pair in pairs)
+        )
+        remarks.extend(asked.notes())
         file = "metadata.jsonl" if pairs[0][0].image else "data.jsonl"
         (place / file).write_text("".join(written), encoding="utf-8")
 
@@ -77,7 +80,7 @@ def write_scored_pairs(folder: Path, out: Path, reward: str | None, gap: float) 
         f"lines of {home / INDEX} that cannot be read": skipped,
     }
     notes = [f"{len(written)} pairs of {prompts} prompts, by reward {name}"]
-    return path, notes + [f"left out: {count:,} {what}" for what, count in left.items() if count]
+    return path, notes + [f"left out: {count:,} {what}" for what, count in left.items() if count] + remarks
 
 
 def _several(groups: Sequence[Sequence[Sample]]) -> str:
@@ -115,12 +118,10 @@ def _pair(group: Sequence[Sample], reward: str, gap: float) -> tuple[Sample, Sam
     return (best, worst) if best.rewards[reward] - worst.rewards[reward] > gap else None
 
 
-def _row(best: Sample, worst: Sample, reward: str, columns: Sequence[str], home: Path, place: Path) -> dict[str, Any]:
-    row: dict[str, Any] = {"prompt": list(best.messages) or best.prompt}
-    if pictures := _pictures(best, home):
-        copies = [copy_by_content(picture, _digest(picture), place) for picture in pictures]
-        row["image"] = copies if isinstance(best.values.get("image"), list) or len(copies) > 1 else copies[0]
-    row |= {side: best.values[side] for side in SIDES if side in best.values}
+def _row(
+    best: Sample, worst: Sample, reward: str, columns: Sequence[str], home: Path, place: Path, asked: PromptColumns
+) -> dict[str, Any]:
+    row = asked.of(best.prompt, best.messages, best.values, [home / picture for picture in best.pictures])
     videos = best.frames > 1 or worst.frames > 1
     for word, sample in (("chosen", best), ("rejected", worst)):
         row |= dict(_shown(word, sample, home, place, videos))
@@ -128,35 +129,10 @@ def _row(best: Sample, worst: Sample, reward: str, columns: Sequence[str], home:
     return row | {f"column_{name}": best.values.get(name) for name in columns}
 
 
-def _pictures(sample: Sample, home: Path) -> list[Path]:
-    """The pictures of a prompt: the files that its column names, else the copies beside the samples.
-
-    Raises:
-        ValueError: neither is there.
-    """
-    named = sample.values.get("image")
-    files = [Path(str(one)) for one in (named if isinstance(named, list) else [named]) if one]
-    if not all(file.suffix.lower() in IMAGE_SUFFIXES for file in files):
-        return []  # a column of this name that holds something else
-    if all(file.is_file() for file in files):
-        return files
-    if len(sample.pictures) == len(files):
-        # They are at most 512 pixels wide, which is better than none.
-        return [home / picture for picture in sample.pictures]
-    raise ValueError(
-        f"the picture {files[0]} of the prompt {sample.prompt!r:.80} is missing; call flowgrpo pairs from the folder "
-        "in which the samples were made, where the paths of pictures start"
-    )
-
-
-def _digest(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
-
-
 def _shown(word: str, sample: Sample, home: Path, place: Path, videos: bool) -> Iterator[tuple[str, Any]]:
     if sample.image is None:
         yield word, sample.completion
         return
-    yield f"{word}_file_name", copy_by_content(home / sample.image, _digest(home / sample.image), place)
+    yield f"{word}_file_name", copy_by_content(home / sample.image, digest_of(home / sample.image), place)
     if videos:
         yield f"{word}_frames", sample.frames

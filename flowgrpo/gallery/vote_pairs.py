@@ -90,13 +90,16 @@ class Ballot:
         Raises:
             OSError: an image cannot be read.
         """
+        asked = self.left.shot
         return Vote(
             session=session,
             time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            prompt=self.left.shot.prompt,
+            prompt=asked.prompt,
             seed=self.seed,
-            columns=self.left.shot.columns,
-            values=self.left.shot.values,
+            columns=asked.columns,
+            values=asked.values,
+            messages=asked.messages,
+            pictures=tuple(f"samples/{name}" for name in asked.pictures),
             left=self.left.side(home),
             right=self.right.side(home),
             choice=choice,

@@ -32,17 +32,18 @@ class VotedSamples:
 
     def has(self, vote: Vote) -> bool:
         """Whether both samples of a vote are there as they were. A picture whose file is gone may be the same."""
-        return all(self._is_there(side) for side in (vote.left, vote.right))
+        return all(self.sample(side) is not None for side in (vote.left, vote.right))
 
-    def _is_there(self, side: Side) -> bool:
+    def sample(self, side: Side) -> Sample | None:
+        """The sample that a side of a vote is about; None if it is not there as it was. See `has`."""
         here = self._shots.get((side.folder, side.iteration, side.prompt_id, side.sample), [])
         for run, shot in here:
             if shot.completion is not None:
                 if shot.completion == side.completion:
-                    return True
+                    return shot
             elif shot.image is None or self._digest(run.samples / shot.image) in (None, side.sha256):
-                return True
-        return False
+                return shot
+        return None
 
 
 def _digest(file: Path) -> str | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from .lines import check_image, iterate_jsonl
-from .samples import as_text
+from .samples import as_text, parse_messages
 
 FILE = "votes.jsonl"
 CHOICES = ("left", "right", "tie", "skip")
@@ -66,6 +66,10 @@ class Vote:
     right: Side
     choice: str  # one of CHOICES
     values: dict[str, Any] | None = None  # the columns with their types; None in lines of earlier versions
+    # The whole conversation, empty for a plain prompt; and copies of the prompt's pictures, relative to the folder of
+    # the left run, with forward slashes. None in lines of earlier versions.
+    messages: tuple[dict[str, str], ...] | None = None
+    pictures: tuple[str, ...] | None = None
     line: int = field(default=0, compare=False)  # line number in the file from which the vote was read
 
     @property
@@ -171,6 +175,7 @@ def _lines(path: Path) -> Iterator[Vote | str]:
 
 def _row(vote: Vote) -> dict[str, Any]:
     row = {key: value for key, value in asdict(vote).items() if key not in ("line", "values")}
+    row = {key: value for key, value in row.items() if value is not None}
     if vote.values is not None:
         row |= {"columns": vote.values, "typed": True}
     for side in ("left", "right"):
@@ -180,11 +185,14 @@ def _row(vote: Vote) -> dict[str, Any]:
 
 def _vote(record: dict[str, Any], home: Path, where: str, line: int) -> Vote:
     columns, typed = _typed(record, "columns", dict), record.get("typed") is True
+    left = _side(_typed(record, "left", dict), home, where)
     vote = Vote(
         **{key: _typed(record, key, str) for key in ("session", "time", "prompt", "seed", "choice")},
         columns={name: as_text(columns[name]) if typed else _typed(columns, name, str) for name in columns},
         values=columns if typed else None,
-        left=_side(_typed(record, "left", dict), home, where),
+        messages=parse_messages(record["messages"], where) if "messages" in record else None,
+        pictures=_pictures(record["pictures"], home / left.folder, where) if "pictures" in record else None,
+        left=left,
         right=_side(_typed(record, "right", dict), home, where),
         line=line,
     )
@@ -203,9 +211,7 @@ def _side(record: dict[str, Any], home: Path, where: str) -> Side:
         raise ValueError(f"{where}: `frames` is {frames}; a video has two frames or more, side by side in its image")
     folder = _typed(record, "folder", str)
     if image is not None:
-        if not image.startswith("samples/"):
-            raise ValueError(f"{where}: the image {image!r} is not in samples/")
-        check_image(image.removeprefix("samples/"), (home / folder / "samples").resolve(), where)
+        _check_in_run(image, home / folder, where, "image")
     return Side(
         run=_typed(record, "run", str),
         folder=folder,
@@ -217,6 +223,20 @@ def _side(record: dict[str, Any], home: Path, where: str) -> Side:
         sha256=_typed(record, "sha256", str),
         frames=frames,
     )
+
+
+def _pictures(value: object, run: Path, where: str) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise ValueError(f"{where}: `pictures` is {value!r:.80}. It must be a list of paths of images.")
+    for picture in value:
+        _check_in_run(picture, run, where, "pictures")
+    return tuple(value)
+
+
+def _check_in_run(image: object, run: Path, where: str, field: str) -> None:
+    if not isinstance(image, str) or not image.startswith("samples/"):
+        raise ValueError(f"{where}: the image {image!r} is not in samples/")
+    check_image(image.removeprefix("samples/"), (run / "samples").resolve(), where, field)
 
 
 def _typed(record: dict[str, Any], key: str, kind: type[Kind]) -> Kind:

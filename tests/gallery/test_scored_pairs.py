@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
+from flowgrpo.gallery.prompt_columns import PICTURES
 from flowgrpo.gallery.scored_pairs import write_scored_pairs
-from flowgrpo.training.data import read_prompts, with_given
+from flowgrpo.pipelines.pictures import ENDINGS, Picture
+from flowgrpo.training.data import PromptRow, read_prompts, with_given
+from flowgrpo.training.folder.prompt_pictures import PromptPictures
 from tests.gallery.folders import picture, record, write_run, written
 
 
@@ -151,9 +155,68 @@ def test_a_conversation_a_picture_and_a_size_stay_the_prompts_own(tmp_path: Path
     assert read.messages == tuple(talk)
     (tmp_path / "own/cup.png").unlink()
     with pytest.raises(
-        ValueError, match=r"the picture own/cup\.png of the prompt 'prompt 0' is missing; call flowgrpo pai"
+        ValueError,
+        match=r"the picture own/cup\.png of the prompt 'prompt 0' is missing; call the command from the fold",
     ):
         write_scored_pairs(tmp_path / "run", tmp_path / "more", None, 0.0)
+
+
+def shown(home: Path, name: str) -> Path:
+    """A run in `home` whose prompt is shown the picture `name`, with the copy that a run keeps."""
+    row = PromptRow(0, "prompt 0", pictures=Picture(home / name))
+    (home / "run/samples").mkdir(parents=True)
+    copies = PromptPictures(home / "run/samples").of(row)
+    folder = home / "run"
+    (folder / "samples").rename(home / "kept")
+    write_run(folder, scored(0, [0.0, 1.0], columns={"image": name}, pictures=copies))
+    (home / "kept" / "prompts").rename(folder / "samples" / "prompts")
+    return folder
+
+
+@pytest.mark.parametrize("ending", ["png", "tif", "bmp"])
+def test_the_picture_of_a_prompt_is_its_own_file_if_the_path_leads_there(
+    tmp_path: Path, monkeypatch: Any, ending: str
+) -> None:
+    picture(tmp_path / f"own/cup.{ending}", (1, 2, 3), (600, 400))
+    run = shown(tmp_path, f"own/cup.{ending}")
+    monkeypatch.chdir(tmp_path)
+    _, notes = write_scored_pairs(run, tmp_path / "pairs", None, 0.0)
+    (row,) = rows_of(tmp_path / "pairs")
+    assert (tmp_path / "pairs" / row["image"]).read_bytes() == (tmp_path / f"own/cup.{ending}").read_bytes()
+    assert len(notes) == 1
+
+
+def test_from_another_folder_no_other_picture_is_taken_and_a_small_copy_is_told(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    picture(tmp_path / "own/cup.png", (1, 2, 3), (600, 400))
+    run = shown(tmp_path, "own/cup.png")
+    for name, other in (("nothing", None), ("another", (200, 0, 0))):
+        elsewhere = tmp_path / name
+        elsewhere.mkdir()
+        if other is not None:
+            picture(elsewhere / "own/cup.png", other, (600, 400))
+        monkeypatch.chdir(elsewhere)
+        _, notes = write_scored_pairs(run, elsewhere / "pairs", None, 0.0)
+        (row,) = rows_of(elsewhere / "pairs")
+        with Image.open(elsewhere / "pairs" / row["image"]) as taken:
+            assert taken.width == 512
+            assert taken.convert("RGB").getpixel((3, 3)) == pytest.approx((1, 2, 3), abs=3)
+        assert notes[1].startswith("1 pictures of prompts were taken from the copies of the run, of at most 512 pixels")
+
+
+def test_a_picture_that_the_columns_do_not_name_is_taken_from_its_copy(tmp_path: Path) -> None:
+    picture(tmp_path / "own/cup.png", (1, 2, 3))
+    run = shown(tmp_path, "own/cup.png")
+    index = run / "samples/index.jsonl"
+    index.write_text(index.read_text().replace('"image": "own/cup.png"', '"other": "own/cup.png"'))
+    _, notes = write_scored_pairs(run, tmp_path / "pairs", None, 0.0)
+    assert rows_of(tmp_path / "pairs")[0]["image"].endswith(".webp")
+    assert len(notes) == 2
+
+
+def test_all_pictures_that_prompts_may_have_can_be_copied() -> None:
+    assert set(ENDINGS) <= PICTURES
 
 
 @pytest.mark.slow
