@@ -83,7 +83,8 @@ function card(end, details, at) {
   const kind = row.only ? "same" : direction(gainOf(before, after, rewardIndex()));
   const passages = () => el("div", { class: cells.length === 1 ? "frames one" : "frames" },
     ...cells.map((cell, at) => passage(cell, at, details, 400)));
-  const head = el("div", { class: "head" }, pickBox(row), el("h3", {}, title), starButton(row), promptPictures(row));
+  const head = el("div", { class: "head" }, pickBox(row), el("h3", {}, title), starButton(row),
+    row.messages.length ? turnsOf(row.messages, 400) : null, promptPictures(row));
   return el("article", { class: `pair ${kind}` }, head,
     details ? passages() : pictures(row, cells, [], open), scoreTable(before, after), noteField(row),
     el("p", { class: "about muted small" }, ...about.map((text) => el("span", {}, text))));

@@ -147,19 +147,19 @@ function drawChosen() {
   const said = el("span", { class: "muted small", role: "status" });
   const starred = rows.every((row) => markOf(row).star);
   const hidden = rows.length - cards.shown.filter(([row]) => marks.chosen.has(row.key)).length;
-  bar.replaceChildren(
+  bar.replaceChildren(...[
     el("strong", {}, `${rows.length} chosen${hidden ? `, ${hidden} of them hidden by the filters` : ""}`),
     button(starred ? "No favourites any more" : "Make favourites", () => {
       for (const row of rows) setMark(row, { star: !starred });
       drawChosen();
     }),
-    button("Copy prompts", async () => { said.textContent = await copy([...new Set(rows.map((row) => row.prompt))]); }),
+    rows.some((row) => row.messages.length) ? null : button("Copy prompts", async () => { said.textContent = await copy([...new Set(rows.map((row) => row.prompt))]); }),
     button("Save as a prompt file", () => save("chosen.jsonl", promptLines(rows), "application/jsonl")),
     button("Choose none", () => {
       marks.chosen.clear();
       refreshMarks();
       drawChosen();
-    }), said);
+    }), said].filter(Boolean));
 }
 
 async function copy(prompts) {
@@ -181,10 +181,14 @@ async function copy(prompts) {
 // Lines of a prompt file: the prompt with its columns, then what the person has said about it.
 function promptLines(rows) {
   return rows.map((row) => {
-    const entries = store.site.columns.map((name, at) => [name, row.columns[at]]).filter(([, value]) => value !== null);
+    // A column that was no text is JSON already, and stays as it is: a large number would be rounded here.
+    const entries = store.site.columns.map((name, at) => [name, row.columns[at], row.typed.includes(at)])
+      .filter(([, value]) => value !== null).map(([name, value, typed]) => [name, typed ? value : JSON.stringify(value)]);
     const { star, note } = markOf(row);
-    const own = [["prompt", row.prompt], ["seed", row.seed], ["favourite", star], ["my_note", note]];
-    return `${JSON.stringify(Object.fromEntries([...entries, ...own]))}\n`;
+    const prompt = row.messages.length ? row.messages.map(([role, content]) => ({ role, content })) : row.prompt;
+    const own = Object.entries({ prompt, seed: row.seed, favourite: star, my_note: note });
+    const line = new Map([...entries, ...own.map(([name, value]) => [name, JSON.stringify(value)])]);
+    return `{${[...line].map(([name, value]) => `${JSON.stringify(name)}: ${value}`).join(", ")}}\n`;
   }).join("");
 }
 

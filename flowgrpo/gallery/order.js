@@ -42,13 +42,13 @@ function arranged(rows, earlier, later) {
   return sorted(kept, spreads);
 }
 
-// The rows in which every word of the search occurs: in the prompt, in the person's own note, or in the notes and
-// completions (`written`).
+// The rows in which every word of the search occurs: in the prompt or its conversation, in the person's own note,
+// or in the notes and completions (`written`).
 function matching(ends, query, written) {
   const words = query.toLowerCase().split(/\s+/).filter(Boolean);
   return ends.filter(([row, before, after]) => {
     const texts = [before, after].filter(Boolean).map((cell) => written?.get(place(cell)) ?? "");
-    const text = [row.prompt, markOf(row).note, ...texts].join("\n").toLowerCase();
+    const text = [row.prompt, ...row.messages.map(([, content]) => content), markOf(row).note, ...texts].join("\n").toLowerCase();
     return words.every((word) => text.includes(word));
   });
 }

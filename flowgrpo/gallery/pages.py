@@ -217,6 +217,11 @@ def _run_files(
             "prompts": [first.prompt for first in firsts],
             "ids": [first.prompt_id for first in firsts],
             "columns": [[first.columns.get(name) for name in columns] for first in firsts],
+            # Which of these are JSON here, because they are no texts in the prompt file.
+            "typed": [
+                [at for at, name in enumerate(columns) if not isinstance(first.values.get(name, ""), str)]
+                for first in firsts
+            ],
             "pictures": [[_picture(name, images) for name in first.pictures] for first in firsts],
             "messages": [[[one["role"], one["content"]] for one in first.messages] for first in firsts],
             "pairs": [[prompts[pair.first.asked][0], pair.first.seed, PHASES.index(pair.phase)] for pair in run.pairs],

@@ -66,6 +66,7 @@ async function drawPicture() {
   dialog.replaceChildren(...[
     pictureBar(row),
     el("h2", { id: "picture-title" }, promptText(row)),
+    row.messages.length ? section("Conversation", turnsOf(row.messages, 6000)) : null,
     promptPictures(row, true),
     el("dl", { class: "columns" }, ...about.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)])),
     el("div", { class: "large" }, body),
@@ -200,7 +201,11 @@ function remakeLines(row, cell, details) {
   const [, temperature] = evaluation ? /temperature ([\d.e+-]+)/.exec(String(new Map(settings).get("evaluation"))) ?? [] : [];
   const asked = store.site.text ? `${trained ? "" : " --base"}${temperature ? ` --temperature ${temperature}` : ""}` : options;
   const shown = picturePaths(row).map((path) => ` --image ${quoted(path)}`).join("");
-  const command = `${begin}flowgrpo sample --model ${folder}${asked}${shown} -- ${quoted(clean)}`;
+  // A command line has room for one line of text, and the messages of a conversation have roles.
+  const filed = row.messages.length || clean !== row.prompt;
+  const command = `${begin}flowgrpo sample --model ${folder}${asked}${filed ? " --file prompt.jsonl" : `${shown} -- ${quoted(clean)}`}`;
+  const keep = filed ? button("Save the prompt", () => save("prompt.jsonl", promptLines([row]), "application/jsonl")) : null;
+  const kept = filed ? " Save the prompt as a file first, into the directory in which the command runs." : "";
   const where = place ? "" : ` Run the command in the directory that holds ${run.folder}.`;
   const left = result === null ? "the final weights of the run" : `the weights that the run left, of iteration ${result}`;
   const weights = trained ? `${left}${final ? "" : ", not the weights of this evaluation"}` : "the model before training";
@@ -209,5 +214,6 @@ function remakeLines(row, cell, details) {
   const remark = store.site.text ? `This samples the prompt with ${weights}. To get the same completion, repeat the run: it follows from the recipe, its seed and the iteration.`
     : `This samples the prompt with ${weights}, from ${again ? "the same" : "other"} noise.${exact}`;
   return el("div", {}, el("dl", { class: "columns" }, ...facts.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, String(value))])),
-    el("pre", { class: "command", tabindex: 0 }, command), el("p", { class: "muted small" }, remark + where));
+    keep,
+    el("pre", { class: "command", tabindex: 0 }, command), el("p", { class: "muted small" }, remark + where + kept));
 }

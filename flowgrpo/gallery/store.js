@@ -98,7 +98,8 @@ function described(run, pair) {
   const file = store.pairs[run];
   const [prompt, seed] = file.pairs[pair];
   const pictures = file.pictures[prompt].map(([name, thumb]) => ({ run, name, thumb }));
-  return { prompt: file.prompts[prompt], messages: file.messages[prompt], pictures, id: file.ids[prompt], seed, columns: file.columns[prompt] };
+  return { prompt: file.prompts[prompt], messages: file.messages[prompt], pictures, id: file.ids[prompt], seed, columns: file.columns[prompt],
+    typed: file.typed[prompt] };
 }
 
 // The training samples of the loaded sets, one row for each sample.

@@ -114,3 +114,12 @@ function folded(pieces, room) {
   });
   return el("div", { class: "words" }, ...nodesOf(pieces, 0, from), button, rest, ...nodesOf(pieces, to, text.length));
 }
+
+// The messages of a conversation, [role, content] each, with their roles. U+FFFC stands for a picture in a message.
+function turnsOf(messages, room) {
+  return el("div", { class: "turns" }, ...messages.map(([role, content]) => {
+    const words = folded([[content.replaceAll("\ufffc", "<image>"), false]], room);
+    words.dir = "auto";
+    return el("div", { class: "turn" }, el("span", { class: "role" }, role), words);
+  }));
+}

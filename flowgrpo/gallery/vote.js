@@ -146,7 +146,11 @@ async function showNumber(turn, number) {
   if (turn !== state.turn) return;
   state.at = number;
   document.body.classList.toggle("text", pair.left.completion !== undefined);
+  const talk = pair.messages.length > 0;
   byId("prompt").textContent = pair.prompt;
+  byId("prompt").hidden = talk;
+  byId("turns").hidden = !talk;
+  byId("turns").replaceChildren(...(talk ? [turnsOf(pair.messages, 800)] : []));
   byId("given").hidden = !given.length;
   byId("given").replaceChildren(...given.map((image) => image ?? el("span", { class: "absent" }, "the picture of the prompt cannot be shown")));
   showSides(figures);
@@ -159,7 +163,8 @@ async function showNumber(turn, number) {
   count();
   state.ready = true;
   // A screen reader reads the new prompt. If the focus stayed on a button, the space bar would choose again.
-  byId("prompt").focus({ preventScroll: true });
+  byId(talk ? "turns" : "prompt").focus({ preventScroll: true });
+  byId("turns").scrollTop = byId("turns").scrollHeight; // the last message is the one that is answered
   if (state.at + 1 < state.progress.total && pair.left.completion === undefined) {
     for (const side of ["left", "right"]) {
       // The next sample may be a video where this one is a picture, if the runs differ; then it is fetched later.

@@ -97,14 +97,15 @@ class Booth:
         return {"total": len(self.ballots), "voted": len(self.choices), "next": following, "same": self.same}
 
     def show(self, number: int) -> dict[str, Any]:
-        """A ballot as the page gets it: the prompt with its pictures, the samples, and the choice so far."""
+        """A ballot as the page gets it: what was asked, with its pictures, the samples, and the choice so far."""
         ballot = self._ballot(number)
         sides: dict[str, Any] = {}
         for side, its in (("left", ballot.left), ("right", ballot.right)):
             text, kind = its.shot.completion, "video" if its.film else "picture"
             sides[side] = {kind: f"{kind}s/{number}/{side}"} if text is None else {"completion": text}
         given = [f"prompts/{number}/{at}" for at in range(len(ballot.left.shot.pictures))]
-        shown = {"prompt": ballot.left.shot.prompt, "pictures": given}
+        messages = [[one["role"], one["content"]] for one in ballot.left.shot.messages]
+        shown = {"prompt": ballot.left.shot.prompt, "messages": messages, "pictures": given}
         return {"number": number, **shown, **sides, "choice": self.choices.get(number)}
 
     def given(self, number: int, at: int) -> Path:

@@ -51,6 +51,7 @@ def test_what_the_page_gets_does_not_tell_the_sets_apart(
         assert pair == {
             "number": number,
             "prompt": ballot.left.shot.prompt,
+            "messages": [],
             "pictures": [],
             "left": {"picture": f"pictures/{number}/left"},
             "right": {"picture": f"pictures/{number}/right"},
