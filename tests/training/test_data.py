@@ -222,9 +222,19 @@ def test_a_content_in_parts_is_one_text(tmp_path: Path):
             [{"role": "user", "content": [{"type": "image", "path": "a.png"}, {"type": "text", "text": "a"}]}],
             "a message holds a picture by its path; write {type: image} alone, and the path of the picture into a",
         ),
-        ([{"role": "user", "content": []}], "objects with `role` and `content`"),
+        ([{"role": "user", "content": []}], "a message of the role 'user', and its content is empty"),
         ([{"role": "user"}], "objects with `role` and `content`"),
-        ([{"role": "user", "content": ""}], "objects with `role` and `content`"),
+        ([{"role": "user", "content": ""}], "a message of the role 'user', and its content is empty"),
+        ([{"role": "user", "content": None}], "objects with `role` and `content`"),
+        ([*TALK[:1], {"role": "assistant", "content": ""}], "its content is empty; write the beginning of the answer"),
+        (
+            [*TALK[:1], {"role": "assistant", "content": None, "tool_calls": [{"name": "add"}]}, *TALK[:1]],
+            "a message of the role 'assistant' has `tool_calls`, and only `role` and `content` are read; write it into",
+        ),
+        (
+            [{"role": "user", "content": "a", "thinking": "b", "reasoning_content": "c"}],
+            "has `thinking` and `reasoning",
+        ),
         (["hello"], "objects with `role` and `content`"),
     ],
 )
@@ -233,6 +243,19 @@ def test_faults_of_a_conversation_are_named(tmp_path: Path, prompt: object, said
     message = refused(source)
     assert said in message
     assert "line 1" in message
+
+
+def test_a_message_may_say_nothing_and_have_empty_fields(tmp_path: Path):
+    talk = [
+        {"role": "system", "content": ""},
+        {"role": "user", "content": "a", "tool_calls": None, "name": "ann"},
+        {"role": "assistant", "content": [], "thinking": ""},
+        {"role": "tool", "content": "3"},
+    ]
+    (row,) = read_prompts(written(tmp_path, "p.jsonl", json.dumps({"prompt": talk}) + "\n"))
+    assert row.messages is not None
+    assert [message["content"] for message in row.messages] == ["", "a", "", "3"]
+    assert row.text == "3"  # the message that is answered
 
 
 def test_parquet_tables_are_read(tmp_path: Path):

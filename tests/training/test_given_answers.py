@@ -246,6 +246,32 @@ def test_a_conversation_may_be_repeated_with_or_without_its_system_message() -> 
         answer_of(PromptRow(0, "1+1=", {}), "chosen")
 
 
+def test_what_an_answer_thinks_is_not_lost_without_a_word() -> None:
+    row = PromptRow(0, "1+1=", {"chosen": [{"role": "assistant", "content": "2", "thinking": "one more"}]})
+    with pytest.raises(ValueError, match="the role 'assistant' has `thinking`, and only `role` and `content` are read"):
+        answer_of(row, "chosen")
+
+
+def test_a_system_message_of_both_answers_is_kept_without_the_prompt() -> None:
+    system = {"role": "system", "content": "Be brief."}
+    pair = {"chosen": [system, *CHOSEN], "rejected": [system, *REJECTED]}
+    with pytest.raises(ValueError, match="the assistant alone, or leave out `prompt`, and it is read from the two"):
+        answer_of(row_of("here", 0, {"prompt": "1+1=", **pair}, None), "chosen")
+    row = row_of("here", 0, pair, None)  # what the message says works
+    assert row.messages == (system, CHOSEN[0])
+    assert [answer_of(row, name) for name in pair] == ["2", "11"]
+
+
+def test_conversations_that_part_before_their_last_message_are_called_so() -> None:
+    later = [{"role": "user", "content": "and 2+2="}, {"role": "assistant", "content": "4"}]
+    row = row_of("here", 0, {"chosen": [*CHOSEN, *later], "rejected": [*REJECTED, *later]}, None)
+    for name in ("chosen", "rejected"):
+        with pytest.raises(
+            ValueError, match="here: the conversations of `chosen` and `rejected` differ before their la"
+        ):
+            answer_of(row, name)
+
+
 CHOSEN = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]
 REJECTED = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "11"}]
 

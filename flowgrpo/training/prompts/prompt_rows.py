@@ -21,6 +21,10 @@ OTHER_NAMES = ("prompts", "prompt_en", "prompt_zh")
 ASSISTANT = "assistant"
 PAIR = ("chosen", "rejected")
 """Columns of preference data, from which the prompt is read if there is no column for it."""
+MAY_BE_EMPTY = ("system", ASSISTANT)
+"""Roles of messages that may say nothing."""
+LOST = ("tool_calls", "function_call", "thinking", "reasoning", "reasoning_content", "refusal")
+"""Fields in which other tools write what a message says beside its content."""
 
 
 @dataclass(frozen=True)
@@ -205,6 +209,11 @@ def answered(messages: Sequence[Mapping[str, str]]) -> int:
 
 def _conversation(place: str, messages: list[Any]) -> tuple[dict[str, str], ...]:
     found = [message_of(place, message) for message in messages]
+    if found and found[-1] == {"role": ASSISTANT, "content": ""}:
+        raise ValueError(
+            f"{place}: the last message of the conversation in `prompt` is the assistant's, and its content is empty; "
+            "write the beginning of the answer, or leave the message out"
+        )
     if not found or (found[-1]["role"] == ASSISTANT and (len(found) == 1 or found[-2]["role"] == ASSISTANT)):
         raise ValueError(
             f"{place}: the conversation in `prompt` must end with a message to be answered, with `role` and `content`; "
@@ -217,8 +226,12 @@ def message_of(place: str, message: Any) -> dict[str, str]:
     """A message with its content as one text, in which `PART` stands for a picture.
 
     Other tools write a content as a list of texts and pictures. The pictures themselves are in a column.
+
+    Raises:
+        ValueError: it is no message, its content is empty, or it says something outside its content.
     """
     role, content = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
+    check_fields(place, message)
     if isinstance(content, list) and all(isinstance(part, dict) for part in content):
         kinds = sorted({str(part.get("type")) for part in content} - {"text", "image"})
         if kinds:
@@ -232,6 +245,26 @@ def message_of(place: str, message: Any) -> dict[str, str]:
                 "the picture into a column `image`"
             )
         content = "".join(PART if part.get("type") == "image" else str(part.get("text") or "") for part in content)
-    if not (isinstance(role, str) and role and isinstance(content, str) and content):
+    if isinstance(role, str) and role and content in ("", []) and role not in MAY_BE_EMPTY:
+        raise ValueError(
+            f"{place}: `prompt` has a message of the role {role!r:.80}, and its content is empty; write what it says, "
+            "or leave the message out"
+        )
+    if not (isinstance(role, str) and role and isinstance(content, str)):
         raise ValueError(f"{place}: `prompt` has the message {message!r:.200}; give objects with `role` and `content`")
     return {"role": role, "content": content}
+
+
+def check_fields(place: str, message: Any) -> None:
+    """Refuse a message that says something outside its content, because only role and content are read.
+
+    Raises:
+        ValueError: a field of `LOST` is not empty.
+    """
+    found = [name for name in LOST if message.get(name)] if isinstance(message, dict) else []
+    if found:
+        raise ValueError(
+            f"{place}: a message of the role {message.get('role')!r:.80} has `{'` and `'.join(found)}`, and only "
+            "`role` and `content` are read; write it into `content`, in the words that the model's chat template has "
+            "for it, or leave it out"
+        )

@@ -68,7 +68,7 @@ def answer_of(row: PromptRow, column: str) -> str:
     Raises:
         ValueError: there is none, or the messages before it are not the prompt's.
     """
-    from ...prompts.prompt_rows import ASSISTANT, message_of
+    from ...prompts.prompt_rows import ASSISTANT, check_fields, message_of
 
     said, place = row.columns.get(column), row.place or f"{row.text!r:.80}"
     if isinstance(said, list) and said:
@@ -78,11 +78,9 @@ def answer_of(row: PromptRow, column: str) -> str:
                 "answer as its last message, with role assistant"
             )
         before = [message_of(place, message) for message in said[:-1]]
+        check_fields(place, said[-1])
         if before and before not in _prompts(row):
-            raise ValueError(
-                f"{place}: `{column}` is a conversation that does not begin with the prompt; write the message of the "
-                "assistant alone"
-            )
+            raise ValueError(f"{place}: {_strange(row, column, before)}")
         # A model may have ended at once, so an empty text is an answer too.
         said = said[-1].get("content")
         said = message_of(place, {"role": ASSISTANT, "content": said})["content"] if isinstance(said, list) else said
@@ -92,6 +90,24 @@ def answer_of(row: PromptRow, column: str) -> str:
             "message of the assistant"
         )
     return said
+
+
+def _strange(row: PromptRow, column: str, before: list[dict[str, str]]) -> str:
+    """What is wrong with the messages before a completion, which are not the prompt's, and what to write instead."""
+    from ...prompts.prompt_rows import PAIR
+
+    pair = [row.columns.get(name) for name in PAIR]
+    both = column in PAIR and all(isinstance(one, list) and one for one in pair)
+    if both and pair[0][:-1] != pair[1][:-1] and any(before[: len(own)] == own for own in _prompts(row)):
+        return (
+            "the conversations of `chosen` and `rejected` differ before their last message; let each end with the "
+            "message of the assistant in which they first differ"
+        )
+    instead = ", or leave out `prompt`, and it is read from the two" if both and pair[0][:-1] == pair[1][:-1] else ""
+    return (
+        f"`{column}` is a conversation that does not begin with the prompt; write the message of the assistant "
+        f"alone{instead}"
+    )
 
 
 def _prompts(row: PromptRow) -> list[list[dict[str, str]]]:
