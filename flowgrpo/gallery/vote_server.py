@@ -228,7 +228,8 @@ class Handler(BaseHTTPRequestHandler):
         origin = self.headers.get("Origin")
         if origin is not None and origin.removeprefix("http://") not in hosts:
             raise VoteRefused(403, "another site may not use this page")
-        start, token, *rest = self.path.partition("?")[0].split("/")
+        start, _, address = self.path.partition("?")[0].partition("/")  # an address may also be `*` alone
+        token, *rest = address.split("/")
         if start or not hmac.compare_digest(token.encode(errors="replace"), self.server.token.encode()):
             raise VoteRefused(403, "the address is not from this session; open the address that the command printed")
         return rest

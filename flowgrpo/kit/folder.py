@@ -44,6 +44,8 @@ class LabelledPicture:
 def read_folder(folder: Path, metadata: Path | None = None) -> list[LabelledPicture]:
     """All pictures of a folder and of the folders in it, sorted by name; only the headers of the files are read.
 
+    Names that begin with a dot are left out: other systems and programs keep files of their own under them.
+
     The prompts come from `metadata`, or else from `metadata.jsonl`, `metadata.csv` or `index.jsonl` in the folder. This
     is a prompt file with a column `file_name` (or `file`, `image`, `path`): a path relative to the prompt file. Where a
     column `frames` is 2 or more, the file is a video. The other columns go to the rewards. If there is no such file, a
@@ -59,12 +61,17 @@ def read_folder(folder: Path, metadata: Path | None = None) -> list[LabelledPict
         metadata = next((folder / name for name in METADATA if (folder / name).is_file()), None)
     if metadata is not None:
         return _listed(metadata)
-    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in ENDINGS and path.is_file())
+    shown = [path for path in sorted(folder.rglob("*")) if not _hidden(path.relative_to(folder))]
+    paths = [path for path in shown if path.suffix.lower() in ENDINGS and path.is_file()]
     if not paths:
-        video = next((path for path in sorted(folder.rglob("*")) if path.suffix.lower() in VIDEOS), None)
+        video = next((path for path in shown if path.suffix.lower() in VIDEOS), None)
         instead = "" if video is None else f"; {video} is a video: {AS_STRIP}"
         raise ValueError(f"{folder} holds no picture ({', '.join(ENDINGS)}){instead}")
     return [picture_of(path, prompt_of(path), {}) for path in paths]
+
+
+def _hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
 
 
 def prompt_of(path: Path) -> str:

@@ -185,10 +185,12 @@ def scores_of(
         say: called with lines that say how much is done, also when an error or an interruption ends it.
 
     Raises:
-        ValueError: a reward cannot be made, does not take these samples, or needs a column that they lack; or a picture
-            cannot be read.
+        ValueError: a reward cannot be made, does not take these samples, or needs a column that they lack; a picture
+            cannot be read; or the name of a file cannot stand in `out`.
         RewardError: a reward failed; what was scored before is in `out`.
     """
+    if out is not None:
+        _check_names(samples, out.parent)
     rewards = RewardSet(specs)
     names = list(dict.fromkeys(name for sample in samples for name in sample.columns))
     what = "completions" if isinstance(samples[0].made, str) else "images"
@@ -234,6 +236,19 @@ def _scored(
     return rewards.score(made, [sample.prompt for sample in samples], columns, groups, first)  # type: ignore[arg-type]
 
 
+def _check_names(samples: Sequence[GivenSample], folder: Path) -> None:
+    for sample in samples:
+        try:
+            json.dumps(sample.record(folder), ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            what = next(iter(sample.shown().values()))
+            raise ValueError(
+                f"{what!r:.200} is not UTF-8, so the list of scores cannot hold it; give the file another name"
+                if isinstance(sample.made, LabelledPicture)
+                else f"the line of the completion {what!r:.80} is not UTF-8, so the list of scores cannot hold it"
+            ) from None
+
+
 def _append(out: Path, samples: Sequence[GivenSample], scores: RewardBatch) -> None:
     lines = []
     for row, sample in enumerate(samples):
@@ -246,7 +261,7 @@ def _append(out: Path, samples: Sequence[GivenSample], scores: RewardBatch) -> N
     try:
         with writing(out), out.open("a", encoding="utf-8") as handle:
             handle.write("".join(lines))
-    except OSError:
+    except BaseException:
         with suppress(OSError):
             os.truncate(out, whole)  # no line is left half-written
             if not whole:

@@ -1,5 +1,6 @@
 """People's choices: the server, the page, and the command."""
 
+import contextlib
 import http.client
 import json
 import re
@@ -89,6 +90,10 @@ def test_only_this_page_of_this_machine_is_answered(
         assert client.post(good, Host=host)[0] == 403
     for origin in ("null", "https://evil.example", f"http://evil.example:{port}", f"https://127.0.0.1:{port}"):
         assert client.post(good, Origin=origin)[0] == 403
+    for place in ("*", "x", "//", ""):
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=20)) as line:
+            line.request("GET", place or "/")
+            assert line.getresponse().status == 403
     assert not votes.exists()
     assert client.get("progress", Host=f"localhost:{port}")[0] == 200
     assert client.post(good, Origin=f"http://127.0.0.1:{port}")[0] == 200

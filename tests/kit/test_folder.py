@@ -35,6 +35,8 @@ def test_prompts_come_from_names(tmp_path: Path):
     paint(tmp_path / "b_cat-1.png", "red")
     paint(tmp_path / "deep" / "a_dog.jpeg", "blue")
     (tmp_path / "notes.txt").write_text("no picture")
+    (tmp_path / "._b_cat-1.png").write_bytes(b"\x00\x05\x16\x07")  # macOS keeps facts about a file so
+    paint(tmp_path / ".ipynb_checkpoints" / "c.png", "red")
     pictures = read_folder(tmp_path)
     assert [(p.path.name, p.prompt, p.size) for p in pictures] == [
         ("b_cat-1.png", "b cat", (4, 8)), ("a_dog.jpeg", "a dog", (4, 8)),

@@ -1,7 +1,10 @@
 """`flowgrpo rewards score`: samples that exist already get the scores that a run would have given them."""
 
 import json
+import os
 import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -313,3 +316,37 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.Monk
     score_with(2_500)
     assert [line["prompt"] for line in lines_of(out)] == ["0", "1", "2", "3"]
     assert told[-1] == f"4 of 8 samples are scored in {out}"
+
+
+def test_a_file_name_that_no_list_can_hold_is_named_before_scoring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "scores.jsonl"
+    odd = os.fsdecode(b"latin\xe9.png")
+    try:
+        paint(tmp_path / "shown" / odd, "red")
+    except OSError:
+        pytest.skip("this file system has no such names")
+    paint(tmp_path / "shown/plain.png", "blue")
+    monkeypatch.setattr(module, "_scored", lambda *_: pytest.fail("a sample was scored"))
+    with pytest.raises(ValueError, match=r"latin\\udce9\.png' is not UTF-8, .*; give the file another name"):
+        score_samples([RewardSpec("jpeg_compressibility")], given_samples(tmp_path / "shown"), out)
+    assert not out.exists()
+
+
+def test_any_error_while_a_list_is_written_leaves_no_file_in_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paint(tmp_path / "shown/plain.png", "blue")
+    out, given = tmp_path / "scores.jsonl", given_samples(tmp_path / "shown")
+    monkeypatch.setattr(module, "writing", broken)
+    with pytest.raises(UnicodeError):
+        score_samples([RewardSpec("jpeg_compressibility")], given, out)
+    assert not out.exists()
+
+
+@contextmanager
+def broken(path: Path) -> Iterator[None]:
+    """Fails when the file has been opened."""
+    yield
+    raise UnicodeError(str(path))
