@@ -37,7 +37,10 @@ class _Released:
         self.config = getattr(module, "config", None)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise ValueError(f"{self.name} has been released; close the PromptCache before you encode without the cache")
+        raise ValueError(
+            f"{self.name} has been released, and the pipeline encodes something that the cache of prompts does not "
+            "keep; write model.release_text_encoders: false (in a program of your own: close the PromptCache first)"
+        )
 
 
 class PromptCache:
@@ -207,6 +210,9 @@ class PromptCache:
         if asked is not None and self._latest is not None and self._latest[0] == asked:
             return self._latest[1]
         listed = isinstance(arguments.get(_LIST), list) and self._caller.adapter.together == "one"
+        if arguments.get("prompt") is None and "batch_size" in arguments and not _tensors(arguments):
+            # HunyuanVideo 1.5 leaves out an empty negative prompt, and only says for how many rows it is.
+            arguments["prompt"] = [""] * arguments["batch_size"]
         unnamed = arguments.get("prompt") is None and not listed
         if unnamed or any(fingerprint(value) is None for value in arguments.values()):
             # The caller gave embeddings, or a condition that has no fingerprint to serve as a key.

@@ -141,7 +141,7 @@ def test_released_for_good_leaves_none() -> None:
     assert pipe.text_encoder_2.dtype == dtype
     assert pipe.text_encoder_2.device.type == "cpu"
     assert isinstance(pipe.text_encoder, torch.nn.Module)
-    with pytest.raises(ValueError, match="text_encoder_2 has been released"):
+    with pytest.raises(ValueError, match=r"text_encoder_2 has been released.*model\.release_text_encoders: false"):
         pipe.text_encoder_2(torch.zeros(1, 1))
     with pytest.raises(ValueError, match="no module named 'text_encoder_9'"):
         cache.release(["text_encoder_9"])
@@ -215,6 +215,28 @@ def test_texts_that_go_in_as_one_list_are_kept_together() -> None:
             assert cache.features("a star").shape == (16,)
             with pytest.raises(ValueError, match=r"'\[Generate\]: a new prompt'.*PromptCache.encode"):
                 d.velocity(x[:1], 0, ["a new prompt"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["HunyuanVideo15Pipeline", "HunyuanVideo15ImageToVideoPipeline"])
+def test_a_negative_prompt_that_is_left_out_is_kept_like_an_empty_one(kind: str) -> None:
+    made = CLASSES[f"{kind}, no negative"]
+    pipe = made.fresh()
+    if made.adjust is not None:
+        made.adjust(pipe)
+    d = Denoiser(pipe, num_steps=2, call=made.call)
+    x = d.initial_noise([torch.Generator().manual_seed(k) for k in range(2)])
+    calls = Calls(pipe)
+    with torch.no_grad():
+        plain = d.velocity(x, 0, PROMPTS[:2])
+        with PromptCache(pipe, made.call) as cache:
+            cache.encode(PROMPTS[:2])
+            cache.release()
+            calls.taken()
+            torch.testing.assert_close(d.velocity(x, 0, PROMPTS[:2]), plain, rtol=1e-4, atol=1e-5)
+            assert calls.taken() == []
+        empty = Denoiser(pipe, num_steps=2, call={**made.call, "negative_prompt": ""})
+        assert torch.equal(empty.velocity(x, 0, PROMPTS[:2]), plain)
 
 
 @pytest.mark.slow

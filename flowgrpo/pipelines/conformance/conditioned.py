@@ -80,6 +80,13 @@ def _wan_vace() -> Any:
     return diffusers.WanVACEPipeline(**wan_parts(transformer, transformer_2=None))
 
 
+def _hunyuan_video15_image_to_video() -> Any:
+    vision = {"image_encoder": parts.siglip_vision(), "feature_extractor": parts.siglip_image_processor()}
+    return diffusers.HunyuanVideo15ImageToVideoPipeline(
+        **hunyuan_video15_parts(task_type="i2v", image_embed_dim=16), **vision
+    )
+
+
 def _skyreels_image_to_video() -> Any:
     vision = {"image_encoder": parts.clip_vision(projected=True), "image_processor": parts.clip_image_processor()}
     transformer = skyreels_transformer(12, image_dim=16, added_kv_proj_dim=24)
@@ -273,13 +280,12 @@ CONDITIONED: dict[str, Tiny] = {
         _skyreels_image_to_video, {**_VIDEO, "image": picture(32), "max_sequence_length": 16}
     ),
     "HunyuanVideo15ImageToVideoPipeline": Tiny(
-        lambda: diffusers.HunyuanVideo15ImageToVideoPipeline(
-            **hunyuan_video15_parts(task_type="i2v", image_embed_dim=16),
-            image_encoder=parts.siglip_vision(),
-            feature_extractor=parts.siglip_image_processor(),
-        ),
+        _hunyuan_video15_image_to_video,
         {"image": picture(16), "num_frames": 5, "negative_prompt": "blue"},
         adjust=shorten_hunyuan15,
+    ),
+    "HunyuanVideo15ImageToVideoPipeline, no negative": Tiny(
+        _hunyuan_video15_image_to_video, {"image": picture(16), "num_frames": 5}, adjust=shorten_hunyuan15
     ),
     "LTXImageToVideoPipeline": Tiny(
         lambda: diffusers.LTXImageToVideoPipeline(**ltx_parts()),

@@ -299,6 +299,11 @@ VIDEOS: dict[str, Tiny] = {
         {"height": 16, "width": 16, "num_frames": 5, "negative_prompt": "blue"},
         adjust=shorten_hunyuan15,
     ),
+    "HunyuanVideo15Pipeline, no negative": Tiny(
+        lambda: diffusers.HunyuanVideo15Pipeline(**hunyuan_video15_parts()),
+        {"height": 16, "width": 16, "num_frames": 5},
+        adjust=shorten_hunyuan15,
+    ),
     "LTXPipeline": Tiny(lambda: diffusers.LTXPipeline(**ltx_parts()), {**_GUIDED, **_TEXT, "num_frames": 9}),
     "MochiPipeline": Tiny(_mochi, {**_GUIDED, **_TEXT, "num_frames": 7}, steps=4),
     "Kandinsky5T2VPipeline": Tiny(
