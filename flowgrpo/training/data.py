@@ -150,6 +150,14 @@ def with_pictures(rows: Sequence[PromptRow], source: str) -> list[PromptRow]:
     return [_pictured(row, pictures) for row, pictures in zip(rows, _files_in(rows, source, key))]
 
 
+def have_pictures(rows: Sequence[PromptRow], source: str) -> bool:
+    """Whether `with_pictures` gives pictures to the prompts of a source; none of them is looked for."""
+    key, stored = prompt_source(source).image or IMAGE, rows[0].columns if rows else None
+    if isinstance(stored, StoredColumns) and key in stored.table.pictures:
+        return True
+    return any(row.pictures is not None or row.columns.get(key) for row in rows)
+
+
 def with_given(rows: Sequence[PromptRow], source: str, columns: Sequence[str]) -> list[PromptRow]:
     """The prompts with the images that stand in the place of samples.
 

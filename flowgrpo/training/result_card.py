@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,9 +13,10 @@ from ..configs.schema import AnyRecipe, MaskedRecipe, Recipe, TextRecipe
 from ..intake.json_text import lines_of, parse_json
 from ..text.diffusion_models import DIFFUSION_TYPES, type_of
 from ..weights.saving import left_out
-from .data import PromptRow
+from .data import IMAGE, PromptRow, have_pictures
 from .folder.model_card import CardFacts, card_text, write_card
 from .folder.run_folder import RunFolder
+from .images.conditioning import call_parameters
 from .model_paths import model_folder, recommended_arguments
 from .recipe_prompts import shows_pictures
 
@@ -47,7 +49,6 @@ def write_result_card(
         known: what is loaded.
         former: a card that a person had changed, which is kept beside the new one.
     """
-    rows = known.train or known.heldout or ()
     facts = CardFacts(
         kind=kind,
         iteration=iteration,
@@ -58,7 +59,7 @@ def write_result_card(
         call=_call(recipe),
         left_out=tuple(_left_out(folder, kind, recipe, known.pipe)),
         video=_makes_videos(run),
-        pictures=shows_pictures(recipe) or any(row.pictures is not None for row in rows[:1]),
+        pictures=_takes_pictures(recipe, known),
         chat=_chats(folder, recipe, known.pipe),
         own_class=isinstance(recipe, MaskedRecipe) and _has_own_class(folder, recipe, known.pipe),
     )
@@ -72,6 +73,23 @@ def _call(recipe: AnyRecipe) -> dict[str, Any]:
     with suppress(ValueError, OSError):
         recommended = recommended_arguments(model_folder(recipe.model.path))
     return {**recommended, **recipe.model.call}
+
+
+def _takes_pictures(recipe: AnyRecipe, known: Known) -> bool:
+    """Whether a sample is made from a picture: of its prompt, or the one that the call has for all prompts."""
+    if not isinstance(recipe, Recipe):
+        return shows_pictures(recipe)
+    if recipe.model.call.get(IMAGE) is not None:
+        return True
+    rows, source = (known.train, recipe.data.train) if known.train else (known.heldout, recipe.data.heldout)
+    if not rows or source is None or not have_pictures(rows, source):
+        return False
+    # A pipeline that takes no picture leaves the column to rewards.
+    if known.pipe is not None:
+        return IMAGE in inspect.signature(type(known.pipe).__call__).parameters
+    with suppress(ValueError, OSError):
+        return IMAGE in (call_parameters(model_folder(recipe.model.path)) or ())
+    return False
 
 
 def _left_out(folder: Path, kind: str, recipe: AnyRecipe, pipe: Any) -> Iterator[str]:

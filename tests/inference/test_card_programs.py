@@ -1,9 +1,11 @@
 """The program in a model card, run as it stands, loads the result and makes a sample with the trained weights."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from diffusers import DiffusionPipeline
@@ -13,6 +15,8 @@ from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.inference.exporting import export_weights
 from flowgrpo.inference.text_inference import open_language_model
+from flowgrpo.pipelines.conformance.conditioned import picture
+from flowgrpo.pipelines.conformance.conform import TINY
 from flowgrpo.training.folder.model_card import CARD, FORMER
 from flowgrpo.training.session import start
 from tests.training import family_runs
@@ -51,7 +55,7 @@ def without_the_adapter(pipe: DiffusionPipeline, like: Image.Image, **call: Any)
     """Whether the same call of the pipeline without its adapter makes another image."""
     pipe.unload_lora_weights()
     torch.manual_seed(0)
-    return pipe("a prompt", **call).images[0].tobytes() != like.tobytes()
+    return pipe(prompt="a prompt", **call).images[0].tobytes() != like.tobytes()
 
 
 def test_of_a_lora_of_the_embedded_pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,6 +91,28 @@ def test_a_card_says_whether_samples_are_videos(video: bool, tmp_path: Path, mon
     card = (family_runs.trained(name, tmp_path, "lora") / "lora" / CARD).read_text()
     assert f"pipeline_tag: text-to-{'video' if video else 'image'}\n" in card
     assert ("export_to_video" in card) == video
+
+
+def test_of_a_class_whose_call_begins_with_a_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "WanImageToVideoPipeline"
+    words = family_runs.overrides(name, tmp_path, "lora")
+    picture(32).save(tmp_path / "picture.png")
+    rows = [{"prompt": text, "image": "picture.png"} for text in family_runs.PROMPTS]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    call = {**TINY[name].call, "negative_prompt": "blue"}
+    del call["image"]
+    data = f"data={{train: {tmp_path / 'prompts.jsonl'}, heldout: {tmp_path / 'prompts.jsonl'}}}"
+    run = trained("mixgrpo_flash_guard", tmp_path / "run", *words, data, f"model.call={json.dumps(call)}")
+    own = (run / "lora" / CARD).read_text()
+    export_weights(str(run), tmp_path / "early", checkpoint="latest")
+    export_weights(str(run), tmp_path / "merged", merge=True)
+    assert (tmp_path / "early" / CARD).read_text() == own
+    for folder in (run / "lora", tmp_path / "merged"):
+        card = (folder / CARD).read_text()
+        assert "pipeline_tag: image-to-video\n" in card
+        assert "The run had a `negative_prompt`" in card
+        frames = performed(folder, monkeypatch, tmp_path)["sample"]
+        assert np.asarray(frames).shape == (5, 32, 32, 3)
 
 
 @pytest.mark.parametrize(("train", "result"), [("lora", "lora"), ("full", "model")])

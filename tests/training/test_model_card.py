@@ -1,5 +1,6 @@
 """A model card says what was trained, with its scores; the hub can read it; and it names no folder of the machine."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import yaml
 
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.configs.schema import AnyRecipe
+from flowgrpo.inference.exporting import add_card
 from flowgrpo.training.folder.model_card import (
     CARD,
     FORMER,
@@ -255,3 +257,37 @@ def test_a_card_that_a_person_changed_is_kept(tmp_path: Path, mine: str) -> None
     (tmp_path / FORMER).unlink()
     write_card(tmp_path, "three\n", kept)
     assert (tmp_path / FORMER).read_text() == changed
+
+
+@pytest.mark.parametrize(
+    ("kind", "column", "words", "shown"),
+    [
+        ("WanImageToVideoPipeline", "image", [], True),
+        ("WanImageToVideoPipeline", "frame", [], True),  # the source of the prompts names the column
+        ("WanImageToVideoPipeline", "other", ["model.call.image=one.png"], True),
+        # FLUX.2 makes images from words too, and Stable Diffusion 3 leaves the column to rewards.
+        ("Flux2Pipeline", "other", [], False),
+        ("Flux2Pipeline", "image", [], True),
+        ("StableDiffusion3Pipeline", "image", [], False),
+    ],
+)
+def test_a_card_of_an_export_knows_whether_samples_have_pictures(
+    kind: str, column: str, words: list[str], shown: bool, tmp_path: Path
+) -> None:
+    for folder in ("pipeline", "out"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "pipeline" / "model_index.json").write_text(json.dumps({"_class_name": kind}))
+    # The picture is not there any more.
+    (tmp_path / "p.jsonl").write_text(json.dumps({"prompt": "x", column: "gone.png"}) + "\n")
+    source = f"{tmp_path / 'p.jsonl'}" + ("?image=frame" if column == "frame" else "")
+    recipe = images(f"model={{path: {tmp_path / 'pipeline'}}}", f"data={{train: '{source}', heldout: null}}", *words)
+    add_card(tmp_path / "out", recipe, tmp_path / "run", 1)
+    card = (tmp_path / "out" / CARD).read_text()
+    assert ("image=load_image(" in program(card)) == shown
+    assert head_of(card)["pipeline_tag"] == ("image-to-image" if shown else "text-to-image")
+
+
+def test_a_negative_prompt_that_is_left_out_is_said() -> None:
+    for text, said in (("blue", True), ("", False), (None, False)):
+        card = card_text(images(), [], CardFacts("lora", 1, call={"negative_prompt": text}))
+        assert ("The run had a `negative_prompt`" in card) == said

@@ -41,6 +41,8 @@ def snippet(recipe: AnyRecipe, facts: CardFacts, base: str, published: bool) -> 
     notes = []
     if isinstance(recipe, Recipe) and (recipe.sampler.shift is not None or recipe.sampler.sigmas is not None):
         notes.append("The run had noise levels of its own, and the program has those of the pipeline.")
+    if isinstance(recipe, Recipe) and str(facts.call.get("negative_prompt") or "").strip():
+        notes.append("The run had a `negative_prompt`, which is not part of this card; write it into the program.")
     if isinstance(recipe, MaskedRecipe):
         notes.append(f"`flowgrpo sample` unmasks a whole completion, here in {recipe.sampler.steps} steps.")
     if not isinstance(recipe, Recipe) and recipe.model.system is not None:
@@ -88,7 +90,7 @@ def _of_images(recipe: Recipe, facts: CardFacts) -> list[str]:
     given = {"num_inference_steps": steps, **_shown(facts.call)}
     lines += [
         "sample = pipe(",
-        '    "a prompt",',
+        '    prompt="a prompt",',  # by name: the calls of some classes begin with `image`
         *(['    image=load_image("picture.png"),'] if facts.pictures else []),
         *(f"    {name}={_quoted(value) if isinstance(value, str) else repr(value)}," for name, value in given.items()),
         f").{'frames' if facts.video else 'images'}[0]",
