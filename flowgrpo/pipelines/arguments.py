@@ -108,7 +108,10 @@ _UNIONS = (typing.Union, types.UnionType)
 
 
 def size_faults(folder: Path, call: Mapping[str, Any], place: str) -> Iterator[str]:
-    """Messages about heights and widths that the pipeline in a folder cannot make. Some classes round them silently."""
+    """Messages about sizes that the pipeline in a folder cannot make: heights, widths and numbers of frames.
+
+    Some classes round them silently.
+    """
     unit = size_unit(folder)
     for name in ("height", "width"):
         value = call.get(name)
@@ -120,6 +123,22 @@ def size_faults(folder: Path, call: Mapping[str, Any], place: str) -> Iterator[s
             below, above = value - value % unit, value - value % unit + unit
             near = f"{below} or {above}" if below else str(above)
             yield f"{place}{name} is {value}, but this pipeline makes only multiples of {unit}; write {near}"
+    frames = call.get("num_frames")
+    if type(frames) is int and (fault := _frames_fault(folder, frames)):
+        yield f"{place}num_frames is {frames}{fault}"
+
+
+def _frames_fault(folder: Path, frames: int) -> str | None:
+    """What is wrong with a number of frames; None if nothing is, or if the configurations do not tell."""
+    unit = frames_unit(folder)
+    if frames < 1:
+        return "; give a number above 0" + ("" if unit in (None, 1) else f", 1 more than a multiple of {unit}")
+    if unit is None or (frames - 1) % unit == 0:
+        return None
+    below = (frames - 1) // unit * unit + 1
+    # A single frame is a picture, and hardly what is meant.
+    near = str(below + unit) if below == 1 else f"{below} or {below + unit}"
+    return f", but this pipeline makes only 1 more than a multiple of {unit}; write {near}"
 
 
 def refuse_other_size(call: Mapping[str, Any], height: int, width: int, frames: int | None = None) -> None:
@@ -164,6 +183,31 @@ def size_unit(folder: Path) -> int | None:
     latent = vae.get("latent_channels")
     packed = patch == 1 and type(latent) is int and denoiser.get("in_channels") == 4 * latent
     return scale * (2 if packed else patch)
+
+
+def frames_unit(folder: Path) -> int | None:
+    """Frames of a video for each frame of its latent after the first; None if the configurations do not tell.
+
+    Only autoencoders are known that decode n frames of a latent into 1 + (n - 1) * unit frames.
+    """
+    vae = _config(folder / "vae")
+    kind, unit = vae.get("_class_name"), vae.get("temporal_compression_ratio")
+    if kind == "AutoencoderKLWan":
+        unit = vae.get("scale_factor_temporal") or _power(vae.get("temperal_downsample"))
+    elif kind == "AutoencoderKLLTXVideo":
+        found, patch = _power(vae.get("spatio_temporal_scaling")), vae.get("patch_size_t", 1)
+        unit = unit or (found * patch if found is not None and type(patch) is int else None)
+    elif kind == "AutoencoderKLMochi":
+        parts = vae.get("temporal_expansions")
+        unit = math.prod(parts) if isinstance(parts, list) and all(type(part) is int for part in parts) else None
+    elif kind not in ("AutoencoderKLHunyuanVideo", "AutoencoderKLHunyuanVideo15"):
+        return None
+    return unit if type(unit) is int and unit > 0 else None
+
+
+def _power(halved: Any) -> int | None:
+    """By how much layers reduce the frames, each of which halves them or does not."""
+    return 2 ** sum(map(bool, halved)) if isinstance(halved, list) else None
 
 
 def _config(folder: Path) -> dict[str, Any]:
