@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +13,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 _ORIENTATION = 0x0112
+_ADDRESS = re.compile(r"(?:^|/)(https?|ftp|s3|gs|hf|file):/+(.*)", re.DOTALL)
 _LARGEST, _STEP = 65_535, 257
 """The largest value of 16 bits, and how many of them are one value of 8 bits."""
 
@@ -23,10 +25,12 @@ class Picture:
     Attributes:
         path: of the file.
         place: where the path was written, for messages.
+        start: where a relative path starts, for messages.
     """
 
     path: Path
     place: str = field(default="", compare=False)
+    start: str = field(default="the working directory", compare=False)
 
     @cached_property
     def size(self) -> tuple[int, int]:
@@ -82,7 +86,14 @@ class Picture:
         try:
             return Image.open(self.path)
         except FileNotFoundError:
-            raise ValueError(f"{self._named()} does not exist; paths start at the folder of the prompt file") from None
+            if found := _ADDRESS.search(self.path.as_posix()):
+                # A path has one slash where the address had two.
+                address = f"{found[1]}://{found[2]}"
+                raise ValueError(
+                    f"{self.place}{': ' if self.place else ''}the picture {address:.80} is an address, which is not "
+                    "taken; download the picture, and write the path of its file"
+                ) from None
+            raise ValueError(f"{self._named()} does not exist; paths start at {self.start}") from None
         except UnidentifiedImageError:
             raise ValueError(f"{self._named()} is not a picture that can be read; use PNG, JPEG or WebP") from None
         except (OSError, Image.DecompressionBombError) as error:

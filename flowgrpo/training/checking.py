@@ -9,7 +9,7 @@ from typing import Any
 
 from ..configs.schema import AnyRecipe, MaskedRecipe, Recipe, RewardConfig, TextRecipe
 from ..parts.choice import value_at
-from ..pipelines.arguments import argument_faults, size_faults
+from ..pipelines.arguments import Parameters, argument_faults, size_faults
 from ..rewards.base import Reward, RewardSpec
 from ..rewards.given import score_of
 from ..rewards.registry import outline
@@ -19,7 +19,7 @@ from .balance import Balance
 from .credit.from_scores import Credit
 from .data import IMAGE, PromptRow, column_names, prompt_path
 from .extensions.extension import Extensions
-from .images.conditioning import Parameters, call_parameters, take_pictures
+from .images.conditioning import call_parameters, take_pictures
 from .images.prompt_sizes import bucket_faults, take_sizes
 from .lora_start import with_start
 from .model_paths import (

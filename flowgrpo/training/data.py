@@ -26,6 +26,7 @@ from .prompts.stored_table import StoredColumns, StoredTable, parquet_table
 IMAGE = "image"
 INDEX = "index.jsonl"
 """The list of the samples of a run, which gets further lines while the run goes on."""
+_START = "the folder of the prompt file"
 _ID_LIKE = re.compile(r"[\w-]+/[\w-]+")
 EMBEDDED = {world: f"flowgrpo.worlds.{world}" for world in WORLDS}
 
@@ -190,7 +191,7 @@ def _alone(row: PromptRow, column: str, path: Path | list[Path]) -> GivenImage:
         raise ValueError(
             f"{row.place}: `{column}` is a list of {len(path)} pictures; write each into a column of its own"
         )
-    picture, frames = Picture(path, row.place), row.columns.get(f"{column}_frames")
+    picture, frames = Picture(path, row.place, _START), row.columns.get(f"{column}_frames")
     width, _ = picture.size  # raises for a missing file, before anything is loaded
     if frames is not None and (type(frames) is not int or frames < 1 or width % frames):
         raise ValueError(
@@ -237,7 +238,7 @@ def _paths_of(row: PromptRow, key: str, folder: Path | None) -> Path | list[Path
 
 
 def _pictured(row: PromptRow, given: Path | list[Path]) -> PromptRow:
-    found = tuple(Picture(path, row.place) for path in (given if isinstance(given, list) else [given]))
+    found = tuple(Picture(path, row.place, _START) for path in (given if isinstance(given, list) else [given]))
     for picture in found:
         _ = picture.size  # raises for a missing file, before anything is loaded
     if isinstance(given, list):

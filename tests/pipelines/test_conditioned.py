@@ -18,7 +18,7 @@ from flowgrpo.pipelines.capture import ConditionedPrompt
 from flowgrpo.pipelines.conformance.conditioned import picture
 from flowgrpo.pipelines.conformance.conform import TINY
 from flowgrpo.pipelines.pictures import Picture
-from flowgrpo.training.data import Data, PromptRow, PromptStream, read_prompts
+from flowgrpo.training.data import Data, PromptRow, PromptStream, read_prompts, with_pictures
 from flowgrpo.training.images.conditioning import call_parameters, take_pictures
 from flowgrpo.training.model_paths import call_arguments
 from flowgrpo.training.session import start
@@ -120,7 +120,9 @@ def test_one_picture_for_all_prompts(kontext: Path) -> None:
     call = call_arguments(str(kontext / "pipeline"), {"image": str(path), "negative_prompt": "logo.png"})
     assert call["image"].tobytes() == Image.open(path).convert("RGB").tobytes()
     assert call["negative_prompt"] == "logo.png"
-    with pytest.raises(ValueError, match=r"model\.call\.image: the picture nowhere\.png does not exist"):
+    with pytest.raises(
+        ValueError, match=r"model\.call\.image: the picture nowhere\.png does not exist; paths start at the work"
+    ):
         call_arguments(str(kontext / "pipeline"), {"image": "nowhere.png"})
 
 
@@ -173,7 +175,10 @@ def test_pictures_on_the_command_line_that_cannot_be_shown(kontext: Path, tmp_pa
     given = str(kontext / "prompts" / "pictures" / "dots.png")
     for words, message in (
         (["--model", "scenes", "--image", given], "the pipeline takes no picture; leave out --image"),
-        (["--model", str(kontext / "pipeline"), "--image", "none.png"], "the picture none.png does not exist"),
+        (
+            ["--model", str(kontext / "pipeline"), "--image", "none.png"],
+            "the picture none.png does not exist; paths start at the working directory",
+        ),
         (["--model", "scenes", "--task", "masked", "--image", given], "makes images; leave --task out"),
     ):
         status, _, errors = command("sample", "a star", *words, "--out", str(tmp_path / "no"))
@@ -237,6 +242,48 @@ def test_pictures_of_different_sizes_need_a_size_for_the_samples(kontext: Path, 
     take_pictures(data_of(source), recipe, {"height": 16, "width": 16}, parameters)
 
 
+def test_a_pipeline_that_takes_its_size_from_the_picture_needs_pictures_of_one_shape(
+    kontext: Path, tmp_path: Path
+) -> None:
+    for name, size in (("a", (32, 16)), ("b", (64, 32)), ("c", (16, 32))):
+        Image.new("RGB", size).save(tmp_path / f"{name}.png")
+    parameters = parameters_of("HunyuanVideo15ImageToVideoPipeline", tmp_path / "hunyuan")
+    source = tmp_path / "p.csv"
+    recipe = recipe_of(kontext, f"data={{train: {source}, heldout: null}}")
+    source.write_text("prompt,image\nx,a.png\ny,b.png\n")
+    take_pictures(data_of(source), recipe, {}, parameters)
+    source.write_text("prompt,image\nx,a.png\ny,b.png\nz,c.png\n")
+    said = r"2 different shapes: \S+p\.csv, line 2 \(32 × 16 pixels\), \S+p\.csv, line 4 \(16 × 32.*to one size"
+    with pytest.raises(ValueError, match=said):
+        take_pictures(data_of(source), recipe, {}, parameters)
+
+
+@pytest.mark.parametrize(
+    ("kind", "refused"),
+    [
+        ("WanImageToVideoPipeline", True),
+        ("LTXImageToVideoPipeline", True),
+        ("HunyuanVideo15ImageToVideoPipeline", True),
+        ("Flux2KleinPipeline", False),
+        ("QwenImageEditPlusPipeline", False),
+    ],
+)
+def test_a_pipeline_that_takes_one_picture_refuses_a_list(
+    kind: str, refused: bool, kontext: Path, tmp_path: Path
+) -> None:
+    source = tmp_path / "p.jsonl"
+    path = str(kontext / "prompts" / "pictures" / "dots.png")
+    source.write_text(json.dumps({"prompt": "x", "image": [path, path]}) + "\n")
+    parameters, call = parameters_of(kind, tmp_path / "pipeline"), {"height": 16, "width": 16}
+    recipe = recipe_of(kontext, f"data={{train: {source}, heldout: null}}")
+    if not refused:
+        return take_pictures(data_of(source), recipe, call, parameters)
+    with pytest.raises(
+        ValueError, match=r"p\.jsonl, line 1: 2 pictures in a list, .* takes one picture; write one path"
+    ):
+        take_pictures(data_of(source), recipe, call, parameters)
+
+
 def test_a_class_that_is_not_in_the_library_is_looked_at_when_loaded(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no _class_name 'MyOwnPipeline'"):
         parameters_of("MyOwnPipeline", tmp_path / "wrong")
@@ -275,6 +322,20 @@ def test_a_damaged_picture_is_named(tmp_path: Path) -> None:
     row = PromptRow(0, "x", pictures=half)
     with pytest.raises(ValueError, match="line 3"):
         _ = row.prompt
+
+
+def test_an_address_is_no_path_and_a_path_starts_where_it_is_written(tmp_path: Path) -> None:
+    source = tmp_path / "p.jsonl"
+    for path, said in (
+        (
+            "https://example.com/a.png",
+            r"p\.jsonl, line 1: the picture https://example\.com/a\.png is an address.*downl",
+        ),
+        ("a.png", r"line 1: the picture \S+a\.png does not exist; paths start at the folder of the prompt file"),
+    ):
+        source.write_text(json.dumps({"prompt": "x", "image": path}) + "\n")
+        with pytest.raises(ValueError, match=said):
+            with_pictures(read_prompts(str(source)), str(source))
 
 
 def test_a_rollout_of_many_prompts_keeps_the_encodings_of_all() -> None:

@@ -1,5 +1,6 @@
 """Sizes of prompts: what a file may give, the rounding to buckets, and the parts of prompts of several sizes."""
 
+import inspect
 import json
 import random
 from pathlib import Path
@@ -23,7 +24,13 @@ from flowgrpo.training.model_paths import embedded_pipeline
 from flowgrpo.training.reporting.tracked_samples import give_samples, shown_samples
 from tests.conftest import Command
 
-SIDES = ("height", "width", "prompt")
+
+def taking(*names: str) -> dict[str, inspect.Parameter]:
+    """The parameters of a call."""
+    return {name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names}
+
+
+SIDES = taking("height", "width", "prompt")
 CALL = {"height": 64, "width": 64}
 
 
@@ -39,7 +46,7 @@ def written(folder: Path, *rows: dict[str, Any]) -> str:
     return str(file)
 
 
-def sizes(source: str, *overrides: str, parameters: tuple[str, ...] = SIDES) -> list[Any]:
+def sizes(source: str, *overrides: str, parameters: dict[str, inspect.Parameter] = SIDES) -> list[Any]:
     rows = sized(read_prompts(source), image_recipe(*overrides), str(embedded_pipeline()), CALL, parameters)
     return [row.size for row in rows]
 
@@ -49,11 +56,20 @@ def test_prompts_have_the_sizes_of_their_columns(tmp_path: Path):
     source = written(tmp_path, *rows)
     # The size of the call needs no denoiser of its own.
     assert sizes(source) == [(32, 48), None, None, None]
-    assert sizes(source, parameters=("prompt", "height")) == [None] * 4
+    anything = {"options": inspect.Parameter("options", inspect.Parameter.VAR_KEYWORD)}
+    assert sizes(source, parameters=anything) == [None] * 4
     parquet.write_table(pyarrow.Table.from_pylist([{"prompt": "a", **row} for row in rows]), tmp_path / "p.parquet")
     assert sizes(str(tmp_path / "p.parquet")) == [(32, 48), None, None, None]
     (tmp_path / "p.csv").write_text("prompt,height,width\na,32,48\nb,,\n")
     assert sizes(str(tmp_path / "p.csv")) == [(32, 48), None]
+
+
+def test_a_pipeline_without_a_size_in_its_call_refuses_the_columns(tmp_path: Path):
+    source = written(tmp_path, {"height": None}, {"height": 32, "width": 48})
+    for names in (("prompt",), ("prompt", "height")):
+        with pytest.raises(ValueError, match=r"line 2: .*`height` and `width`.*takes no height and width; leave"):
+            sizes(source, parameters=taking(*names))
+    assert sizes(written(tmp_path, {"height": None}, {"width": ""}), parameters=taking("prompt")) == [None, None]
 
 
 @pytest.mark.parametrize(

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from ...configs.schema import Recipe
+from ...pipelines.arguments import Parameters, accepts
 from ...pipelines.pictures import Picture
 from ...weights.pipeline_folders import pipeline_class
 from ..data import IMAGE, Data, PromptRow, with_pictures
 
-Parameters = Mapping[str, inspect.Parameter]
+MOST = 5
+"""Most prompts that a message names."""
 
 
 def call_parameters(folder: str) -> Parameters | None:
@@ -51,6 +54,26 @@ def take_pictures(data: Data, recipe: Recipe, call: Mapping[str, Any], parameter
             f"the pictures of the prompts have {len(sizes)} different sizes, and samples must all have one size; set "
             f"{' and '.join(missing)}"
         )
+    if not any(accepts(parameters, name) for name in ("height", "width")):
+        _refuse_other_shapes(deciding)
+
+
+def _refuse_other_shapes(rows: Sequence[PromptRow]) -> None:
+    """Refuse pictures of several shapes, for a pipeline that takes the size of its samples from the picture alone.
+
+    Such pipelines scale their picture to an area of their own, so pictures of one shape give samples of one size.
+    """
+    first: dict[Fraction, PromptRow] = {}
+    for row in rows:
+        first.setdefault(Fraction(*_deciding(row).size), row)
+    if len(first) > 1:
+        named = [f"{row.place} ({' × '.join(map(str, _deciding(row).size))} pixels)" for row in first.values()]
+        more = f" and {len(named) - MOST} more" if len(named) > MOST else ""
+        raise ValueError(
+            f"this pipeline takes its size from the picture, and the pictures of the prompts have {len(named)} "
+            f"different shapes: {', '.join(named[:MOST])}{more}; samples must all have one size, so bring the "
+            "pictures to one size"
+        )
 
 
 def illustrated(
@@ -84,7 +107,29 @@ def illustrated(
             f"the pipeline needs a picture for each prompt, {how}, or set model.call.{IMAGE} to one picture for all "
             "prompts"
         )
+    several = next((row for row in found if isinstance(row.pictures, tuple)), None)
+    if several is not None and _takes_one(parameters[IMAGE], parameters):
+        write = "write one path" if source is not None else "give one --image"
+        count = len(several.shown)
+        raise ValueError(
+            f"{several.place or 'the prompt'}: {count} picture{'s' * (count > 1)} in a list, but this pipeline takes one "
+            f"picture; {write}"
+        )
     return found
+
+
+def _takes_one(parameter: inspect.Parameter, parameters: Parameters) -> bool:
+    """Whether the call is known to take a single picture for a prompt.
+
+    A pipeline of videos begins with its picture. A list is one of diffusers' `PipelineImageInput`, and there means a
+    picture for each row of a batch. Other pipelines with that annotation may take several pictures.
+    """
+    from diffusers.image_processor import PipelineImageInput
+
+    words = str(parameter.annotation)
+    if "Image.Image" in words and "list" not in words.lower():
+        return True
+    return "num_frames" in parameters and parameter.annotation in (PipelineImageInput, "PipelineImageInput")
 
 
 def _deciding(row: PromptRow) -> Picture:

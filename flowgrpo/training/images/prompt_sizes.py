@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ...configs.schema import Recipe
-from ...pipelines.arguments import size_faults
+from ...pipelines.arguments import Parameters, accepts, size_faults
 from ..data import Data, PromptRow, values_of
 from ..prompts.prompt_rows import Size
 
@@ -21,7 +21,7 @@ MOST = 5
 """Most faults of a prompt file that a message names."""
 
 
-def take_sizes(data: Data, recipe: Recipe, folder: str, call: Mapping[str, Any], parameters: Iterable[str]) -> None:
+def take_sizes(data: Data, recipe: Recipe, folder: str, call: Mapping[str, Any], parameters: Parameters) -> None:
     """Give prompts the sizes of their files, if the pipeline's call takes a height and a width.
 
     Args:
@@ -54,14 +54,22 @@ def _refused(recipe: Recipe) -> Iterator[str]:
 
 
 def sized(
-    rows: list[PromptRow], recipe: Recipe, folder: str, call: Mapping[str, Any], parameters: Iterable[str]
+    rows: list[PromptRow], recipe: Recipe, folder: str, call: Mapping[str, Any], parameters: Parameters
 ) -> list[PromptRow]:
     """The prompts with their sizes; see `take_sizes`."""
-    if not set(SIDES) <= set(parameters) or any(row.size is not None for row in rows):
+    if any(row.size is not None for row in rows):
         return rows
     sides = [values_of(rows, name) for name in SIDES]
-    if all(value is None or value == "" for values in sides for value in values):
+    first = next((row for row, *own in zip(rows, *sides) if any(value not in (None, "") for value in own)), None)
+    if first is None:
         return rows
+    if not set(SIDES) <= set(parameters):
+        if all(accepts(parameters, name) for name in SIDES):
+            return rows
+        raise ValueError(
+            f"{first.place}: the prompts have columns `height` and `width`, and the pipeline's call takes no height and "
+            "width; leave the columns out, or rename them if they mean something else"
+        )
     buckets, faults, known = recipe.data.buckets, list[str](), dict[Size, str | None]()
     own = tuple(call.get(name) for name in SIDES)
     found: list[PromptRow] = []
