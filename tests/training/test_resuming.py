@@ -14,6 +14,7 @@ from flowgrpo.bench.interruption import contents
 from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.training.folder.checkpoint import DamagedCheckpoint, verify_checkpoint, write_checkpoint
+from flowgrpo.training.folder.resuming import changes
 from flowgrpo.training.folder.run_folder import RunFolder, read_lines
 from flowgrpo.training.session import Session, start
 from tests.conftest import Command

@@ -112,8 +112,8 @@ def illustrated(
         write = "write one path" if source is not None else "give one --image"
         count = len(several.shown)
         raise ValueError(
-            f"{several.place or 'the prompt'}: {count} picture{'s' * (count > 1)} in a list, but this pipeline takes one "
-            f"picture; {write}"
+            f"{several.place or 'the prompt'}: {count} picture{'s' * (count > 1)} in a list, but this pipeline takes "
+            f"one picture; {write}"
         )
     return found
 

@@ -67,8 +67,8 @@ def sized(
         if all(accepts(parameters, name) for name in SIDES):
             return rows
         raise ValueError(
-            f"{first.place}: the prompts have columns `height` and `width`, and the pipeline's call takes no height and "
-            "width; leave the columns out, or rename them if they mean something else"
+            f"{first.place}: the prompts have columns `height` and `width`, and the pipeline's call takes no height "
+            "and width; leave the columns out, or rename them if they mean something else"
         )
     buckets, faults, known = recipe.data.buckets, list[str](), dict[Size, str | None]()
     own = tuple(call.get(name) for name in SIDES)

@@ -96,14 +96,15 @@ def _strange(row: PromptRow, column: str, before: list[dict[str, str]]) -> str:
     """What is wrong with the messages before a completion, which are not the prompt's, and what to write instead."""
     from ...prompts.prompt_rows import PAIR
 
-    pair = [row.columns.get(name) for name in PAIR]
-    both = column in PAIR and all(isinstance(one, list) and one for one in pair)
-    if both and pair[0][:-1] != pair[1][:-1] and any(before[: len(own)] == own for own in _prompts(row)):
+    said = [row.columns.get(name) for name in PAIR]
+    talks = [one[:-1] for one in said if isinstance(one, list) and one]
+    both = column in PAIR and len(talks) == len(PAIR)
+    if both and talks[0] != talks[1] and any(before[: len(own)] == own for own in _prompts(row)):
         return (
             "the conversations of `chosen` and `rejected` differ before their last message; let each end with the "
             "message of the assistant in which they first differ"
         )
-    instead = ", or leave out `prompt`, and it is read from the two" if both and pair[0][:-1] == pair[1][:-1] else ""
+    instead = ", or leave out `prompt`, and it is read from the two" if both and talks[0] == talks[1] else ""
     return (
         f"`{column}` is a conversation that does not begin with the prompt; write the message of the assistant "
         f"alone{instead}"
