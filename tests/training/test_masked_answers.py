@@ -21,7 +21,9 @@ from flowgrpo.training.session import Session
 from flowgrpo.training.trainer import Trainer
 from flowgrpo.worlds.arithmetic.masked_building import MASK, build_masked_model
 from flowgrpo.worlds.arithmetic.problems import build_character_tokenizer, save_tokenizer
+from tests.simulated import simulated_device
 from tests.text.diffusion_folders import dream_folder, llada2_folder, llada_folder, sdar_folder
+from tests.training import ranks
 
 
 @pytest.fixture(scope="module")
@@ -177,6 +179,40 @@ def test_a_resumed_run_equals_an_unbroken_one(folder: Path, pairs: Path, command
     assert command("resume", "two")[0] == 0
     one, two = (Path(name) / "checkpoints/iter-000003/trained.safetensors" for name in ("one", "two"))
     assert one.read_bytes() == two.read_bytes()
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one(folder: Path, pairs: Path, tmp_path: Path) -> None:
+    """The processes have different numbers of pairs, and one of them evaluates its passes in several batches."""
+    # With this eps AdamW amplifies no rounding.
+    own = words(folder, pairs, "rollout.batch=20", "optimizer.epochs=2", "optimizer.eps=1.0e-3")
+    for count in (1, 2):
+        job = {"words": ["train", "vrpo", *own, "--out", str(tmp_path / str(count))], "count": count, "environment": {}}
+        ranks.run_all([{**job, "log": str(tmp_path / f"log{count}")}], patience=300)
+        printed = [(tmp_path / f"log{count}-{rank}.txt").read_text() for rank in range(count)]
+        assert json.loads((tmp_path / f"log{count}.json").read_text()) == [0] * count, "\n".join(printed)
+    one, two = (
+        [json.loads(line) for line in (tmp_path / str(count) / "metrics.jsonl").read_text().splitlines()]
+        for count in (1, 2)
+    )
+    for mine, theirs in zip(one, two, strict=True):
+        for name in ("loss", "preferred", "grad_norm", "ratio/first_error", "entropy"):
+            assert theirs.get(name) == pytest.approx(mine.get(name), rel=1e-3, abs=1e-6), name
+
+
+@pytest.mark.slow
+def test_a_run_on_another_device_leaves_no_tensor_behind(
+    folder: Path, pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from accelerate import Accelerator
+
+    with simulated_device() as device:
+        monkeypatch.setattr(Accelerator, "device", property(lambda self: device.device))
+        for batch in (64, 5):
+            more = (f"rollout.batch={batch}", "optimizer.epochs=2", "objective.loss=rpo")
+            trainer = trainer_of(tmp_path / f"run-{batch}", words(folder, pairs, *more))
+            trainer.train()
+            assert all(p.device == device.device for p in trainer.task.weights.parameters())
 
 
 @pytest.mark.slow
