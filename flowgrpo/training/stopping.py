@@ -57,6 +57,8 @@ class Stop:
     ) -> None:
         self.number = 0
         self.say, self._leave, self._clock = say or (lambda text: None), leave, clock
+        self.moved = False
+        """Whether the weights have moved since the last `abandonable` block began, or are about to."""
         self._deferred = self._open = False
         self._first = 0.0
 
@@ -117,6 +119,7 @@ class Stop:
         Raises:
             Abandoned: before an evaluation, never within one, or in place of scores.
         """
+        self.moved = False
         if not possible:
             yield
             return
@@ -138,4 +141,4 @@ class Stop:
 
     def settled(self) -> None:
         """From now on the block runs to its end, because the weights before it are no longer there."""
-        self._open = False
+        self._open, self.moved = False, True

@@ -11,6 +11,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from ..configs.schema import AnyRecipe
+from ..rewards.base import RewardError
 from ..rewards.runner import RewardBatch, RewardSet
 from .collecting import Collector
 from .credit.combining import total_reward
@@ -158,6 +159,11 @@ class Trainer:
                 stopped = self.keeper.agreed()
                 self.keeper.write(self.next_iteration, before)
                 break
+            except RewardError:
+                # Only a process that is alone knows that no other process is in the middle of its step.
+                if self.processes.count == 1 and not self.stop.moved:
+                    self.keeper.write(self.next_iteration, before)
+                raise
             if not done:
                 break
         else:

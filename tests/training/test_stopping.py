@@ -13,6 +13,7 @@ from flowgrpo.bench.interruption import contents
 from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.configs.schema import AnyRecipe
+from flowgrpo.rewards.base import RewardError
 from flowgrpo.rewards.remote import Remote
 from flowgrpo.rewards.waiting import pause
 from flowgrpo.training.folder.keeping import SHARE
@@ -308,3 +309,29 @@ def test_checkpoints_that_take_long_are_written_less_often(request: pytest.Fixtu
     clock.now = SHARE * 60
     keeper.pause(1)
     assert [path.name for path in keeper.run.list_checkpoints()] == ["iter-000001"]
+
+
+@pytest.mark.slow
+def test_a_reward_that_fails_loses_no_iteration_before(small_text: list[str], tmp_path: Path) -> None:
+    """The state before the iteration is written, so the run goes on to the numbers of a run without the failure."""
+    reward = tmp_path / "reward.py"
+    plain = "def nines(completions, prompts, **columns):\n    return [text.count('9') / 9 for text in completions]\n"
+    words = [*small_text, "run={iterations: 4, checkpoint_every: 1000}", "evaluate.every=1000", "data.heldout=null"]
+    recipe = load_recipe("text", [*words, f"rewards=[{{name: '{reward}:nines'}}]"])
+    reward.write_text(plain)
+    start(recipe, tmp_path / "whole").trainer(Silent()).train()
+    reward.write_text(
+        "calls = []\ndef nines(completions, prompts, **columns):\n    calls.append(1)\n"
+        "    if len(calls) > 2:\n        raise RuntimeError('the server said no')\n"
+        "    return [text.count('9') / 9 for text in completions]\n"
+    )
+    with pytest.raises(RewardError, match="the server said no"):
+        start(recipe, tmp_path / "broken").trainer(Silent()).train()
+    assert [path.name for path in (tmp_path / "broken" / "checkpoints").iterdir()] == ["iter-000002"]
+    reward.write_text(plain)
+    again = Session(recipe, RunFolder.open(tmp_path / "broken")).trainer(Silent())
+    again.resume()
+    assert again.next_iteration == 2
+    again.train()
+    one, two = (tmp_path / name / "lora" / "adapter_model.safetensors" for name in ("whole", "broken"))
+    assert one.read_bytes() == two.read_bytes()
