@@ -179,7 +179,9 @@ def build(spec: RewardSpec) -> Reward:
 def outline(spec: RewardSpec) -> Reward:
     """Return a reward for checks, made from its entry and its signature alone.
 
-    No instance of a class is made, because the constructor could read weights.
+    No instance of a class is made, because the constructor could read weights. A class may have a static method
+    `check_options(name, options)`, which raises ValueError for options that need no weights and no server to be seen as
+    wrong.
 
     Raises:
         ValueError: as for `build`, or the instances of the class cannot be called.
@@ -196,7 +198,10 @@ def outline(spec: RewardSpec) -> Reward:
     check_options(target, spec.options, spec.label or short)
     own = getattr(target, "name", None)
     name = spec.label or (own if isinstance(own, str) and own else short)
-    return Reward(_Outline(target, name), name, spec.weight)
+    found = Reward(_Outline(target, name), name, spec.weight)
+    if callable(check := getattr(target, "check_options", None)):
+        check(spec.label or short, spec.options)
+    return found
 
 
 def sketch(target: Callable[..., Any], name: str) -> Reward:

@@ -16,7 +16,7 @@ from .scores import normalise
 from .serving import wire
 from .serving.client_pool import ClientPool
 from .serving.declaration import SAMPLES, Declaration
-from .serving.http_client import ServerError, Unavailable, persist
+from .serving.http_client import ServerError, Unavailable, check_url, persist
 from .waiting import pause
 
 MOST_REPLY_BYTES = 256 << 20
@@ -69,10 +69,7 @@ class Remote:
         encoding: str = "float32",
         batch_size: int | None = None,
     ) -> None:
-        for seconds in (timeout, patience):
-            check_seconds("remote", seconds)
-        if encoding not in wire.ENCODINGS:
-            raise ValueError(f"remote: encoding is {encoding!r}; give one of {', '.join(wire.ENCODINGS)}")
+        self.check_options("remote", {"url": url, "timeout": timeout, "patience": patience, "encoding": encoding})
         self.patience, self.encoding = patience, encoding
         self._client = ClientPool(
             "remote", url, token_env=token_env, ca_file=ca_file, timeout=timeout, most_bytes=MOST_REPLY_BYTES
@@ -86,6 +83,21 @@ class Remote:
         self.name, self.whole_group = self.declaration.reward, self.declaration.whole_group
         self.batch_size = self.declaration.batch_size if batch_size is None else batch_size
         self.__signature__ = self.declaration.signature
+
+    @staticmethod
+    def check_options(name: str, options: Mapping[str, Any]) -> None:
+        """Refuse options that are wrong whatever the server says.
+
+        Raises:
+            ValueError: an option is wrong.
+        """
+        url = options["url"]
+        for one in url if isinstance(url, list) else [url]:
+            check_url(name, one)
+        for seconds in (options[key] for key in ("timeout", "patience") if key in options):
+            check_seconds(name, seconds)
+        if (encoding := options.get("encoding", wire.ENCODINGS[0])) not in wire.ENCODINGS:
+            raise ValueError(f"{name}: encoding is {encoding!r}; give one of {', '.join(wire.ENCODINGS)}")
 
     def __call__(self, **arguments: Any) -> Scores:
         """Scores of the served reward.

@@ -1,6 +1,7 @@
 """How a name becomes a scorer, and the message for each wrong name."""
 
 import importlib.metadata
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -223,6 +224,30 @@ def test_an_outline_is_not_made_and_knows_signature_attributes_and_packages(monk
     monkeypatch.setitem(registry_module.NEEDS, "heavy", ("not_installed_anywhere",))
     with pytest.raises(MissingDependency, match="pip install not_installed_anywhere"):
         registry_module.outline(RewardSpec("heavy"))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("remote", {"url": "notaurl"}, "remote: url is 'notaurl'; give the address of a server"),
+        ("remote", {"url": ["http://a:1", "b"]}, "remote: url is 'b'; give the address of a server"),
+        ("remote", {"url": "http://a:1", "encoding": "jpeg"}, "encoding is 'jpeg'; give one of float32, uint8, png"),
+        ("remote", {"url": "http://a:1", "patience": -1}, "seconds is -1"),
+        (
+            "judge",
+            {"server": {"url": "notaurl", "model": "m"}},
+            "judge: url is 'notaurl'; give the address of a server",
+        ),
+        ("rubric", {"server": {"url": "http://a:1/v1"}, "criteria": ["good"]}, "rubric: server needs model"),
+    ],
+)
+def test_options_that_need_no_server_are_checked_before_a_run(name: str, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        registry_module.outline(RewardSpec(name, options=options))
+
+
+def test_a_server_is_not_asked_for_an_outline() -> None:
+    assert registry_module.outline(RewardSpec("remote", options={"url": "http://127.0.0.1:1"})).name == "remote"
 
 
 @pytest.mark.parametrize(

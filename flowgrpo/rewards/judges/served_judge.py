@@ -10,7 +10,7 @@ from typing import Any
 from ..scores import Scores
 from ..within import signature_of
 from .judge_answers import Unreadable, note_of, refuse_if_none
-from .judge_client import JudgeClient, JudgeReply, Question
+from .judge_client import JudgeClient, JudgeReply, JudgeServer, Question
 
 
 class ServedJudge:
@@ -40,6 +40,15 @@ class ServedJudge:
         self.batch_size = self.client.batch_size
         if needed:
             self.__signature__ = signature_of(*needed)
+
+    @staticmethod
+    def check_options(name: str, options: Mapping[str, Any]) -> None:
+        """Refuse a server that is written wrongly, without a question to it.
+
+        Raises:
+            ValueError: a field of the server is unknown, missing or wrong.
+        """
+        JudgeServer.read(name, options["server"])
 
     def asked(self, questions: Sequence[Sequence[Question]]) -> list[list[JudgeReply]]:
         """Ask all questions on all samples at the same time. Returns the answers in the order of the questions.
