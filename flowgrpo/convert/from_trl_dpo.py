@@ -1,4 +1,4 @@
-"""A DPOConfig of TRL as a recipe that trains on given answers; the files are those of `from_trl`."""
+"""A DPOConfig of TRL as a recipe that trains on given answers; its files are as `from_trl` takes them."""
 
 from __future__ import annotations
 

@@ -217,7 +217,7 @@ def _run_files(
             "prompts": [first.prompt for first in firsts],
             "ids": [first.prompt_id for first in firsts],
             "columns": [[first.columns.get(name) for name in columns] for first in firsts],
-            # Which of these are JSON here, because they are no texts in the prompt file.
+            # Columns that are JSON here, because the prompt file has no text there.
             "typed": [
                 [at for at, name in enumerate(columns) if not isinstance(first.values.get(name, ""), str)]
                 for first in firsts

@@ -206,7 +206,7 @@ def frames_unit(folder: Path) -> int | None:
 
 
 def _power(halved: Any) -> int | None:
-    """By how much layers reduce the frames, each of which halves them or does not."""
+    """The factor by which layers reduce the frames: a layer halves them, or keeps them."""
     return 2 ** sum(map(bool, halved)) if isinstance(halved, list) else None
 
 

@@ -1,4 +1,4 @@
-"""`flowgrpo gallery --vote-dataset`: everything that was asked is in the rows, as in those of `flowgrpo pairs`."""
+"""`flowgrpo gallery --vote-dataset`: the rows have the whole prompt, as the rows of `flowgrpo pairs` have it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def editing(home: Path) -> Path:
 
 
 def older(votes: Path) -> None:
-    """Make the votes those of an earlier version."""
+    """Take out of the votes what an earlier version did not write."""
     rows = [{k: v for k, v in row.items() if k not in ("messages", "pictures")} for row in rows_of(votes)]
     votes.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
