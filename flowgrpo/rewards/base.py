@@ -261,9 +261,13 @@ class Reward:
         if other in missing:
             raise ValueError(f"reward {self.name!r} scores `{other}`, but this run makes {kind}")
         if missing:
+            advice = nearest(missing[0], known)
+            if missing[0] == "image":
+                # The nearest name would be `images`, and these are the samples.
+                advice = ". A column `image` has the picture of each prompt; of another name, write FILE?image=NAME"
             raise ValueError(
                 f"reward {self.name!r} takes {', '.join(f'`{name}`' for name in missing)}, which the prompts "
-                f"do not have; they have {', '.join(sorted(known))}{nearest(missing[0], known)}"
+                f"do not have; they have {', '.join(sorted(known))}{advice}"
             )
 
     def score(

@@ -112,7 +112,7 @@ def test_equal_sentences_count_once():
 
 def test_references_are_needed(paths: dict[str, str], tmp_path: Path):
     server = StubServer(keeps_the_colour)
-    with pytest.raises(ValueError, match="takes `image`, which the prompts do not have"):
+    with pytest.raises(ValueError, match=r"takes `image`, which the prompts do not have.*write FILE\?image=NAME"):
         score(server, images(RED), {})
     reward = Checklist({"url": "http://127.0.0.1:9", "model": "m"})
     with pytest.raises(ValueError, match="row 1, has None; give a path"):
