@@ -104,7 +104,7 @@ class Keeper:
 
     def _chosen(self) -> int | None:
         run = self.run
-        checkpoint = newest_whole(run, first_checkpoint(run), self.reporter.note)
+        checkpoint = newest_whole(run, partial(first_checkpoint, run), self.reporter.note)
         before = run.config if checkpoint is None else checkpoint / RECIPE
         iteration = 0 if checkpoint is None else int(checkpoint.name.removeprefix("iter-"))
         changed = changes(before, self._text)

@@ -15,12 +15,12 @@ Say = Callable[[str], None]
 _MOST = 12
 
 
-def newest_whole(run: RunFolder, first: int, say: Say) -> Path | None:
+def newest_whole(run: RunFolder, first: Callable[[], int], say: Say) -> Path | None:
     """The newest checkpoint that is not damaged. Damaged checkpoints after it are renamed, and their names say so.
 
     Args:
         run: the run; this process is its only writer.
-        first: the first checkpoint is written after this many iterations, at the latest.
+        first: gives the number of iterations after which the first checkpoint is written, at the latest.
         say: called with a sentence for each damaged checkpoint.
 
     Returns:
@@ -39,7 +39,7 @@ def newest_whole(run: RunFolder, first: int, say: Say) -> Path | None:
             return checkpoint
     done = _done(run)
     damaged = [path.name for path in run.checkpoints.glob(f"{DAMAGED}*")]
-    if done > first or damaged:
+    if damaged or done > first():
         lost = (
             f"these are damaged: {', '.join(sorted(damaged))}" if damaged else "its metrics say that some were written"
         )
