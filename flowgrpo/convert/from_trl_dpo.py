@@ -130,9 +130,10 @@ def _loss(conversion: Conversion) -> None:
         return
     instead = {
         "robust": "write {name: dpo, smoothing: …}, which is conservative DPO, for labels that are wrong at times",
+        "sft": "write loss_type: sft alone in the file, and convert it again",
         "ipo": "write {name: contrastive, beta: …} and advantage.scale: none, which is IPO on sums of log-probs",
     }
-    other = next(kind for kind in kinds if kind not in ("sigmoid", "sft"))
+    other = next((kind for kind in kinds if kind not in ("sigmoid", "sft")), "sft")
     text = f"there is no such loss here; {instead.get(other, 'dpo, rpo, simpo, inpo and contrastive are there')}"
     conversion.lose("loss_type", text)
     conversion.carry("beta", "objective.loss", {"name": "dpo", "beta": beta}, "in the place of their loss")

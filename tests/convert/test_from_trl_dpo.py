@@ -82,6 +82,7 @@ def test_losses(changes: dict[str, Any], wanted: dict[str, Any], tmp_path: Path)
         ),
         ({"loss_type": ["ipo", "sft"]}, "there is no such loss here; write {name: contrastive, beta: …}"),
         ({"loss_type": "hinge"}, "there is no such loss here; dpo, rpo, simpo, inpo and contrastive are there"),
+        ({"loss_type": ["sigmoid", "sft"], "loss_weights": [0, 1]}, "write loss_type: sft alone in the file"),
         ({"f_divergence_type": "forward_kl"}, "losses have the reverse KL"),
         ({"ld_alpha": 0.5}, "no loss weighs the tokens beyond the shorter answer otherwise"),
         ({"use_weighting": True}, "pairs are not weighted by how likely they are"),
