@@ -147,24 +147,32 @@ def _dpo(conversion: Conversion, updates: int) -> None:
 
 
 def _levels(conversion: Conversion) -> None:
-    """How many noise levels an image gets. Here they are levels of the rollout, and never the last one."""
+    """The noise levels that an image gets, and how many."""
     settings = conversion.settings
     steps = settings.count("train.num_inference_steps")
     bounds = settings.pair("train.timestep_range") or (0.0, 0.9)
     # One number there is a range from 0.
     low, high = max(bounds[0], 0.0), bounds[1]
     given = max(settings.whole("train.num_train_timesteps") or int(steps * (high - low)), 1)
-    conversion.carry("train.num_train_timesteps", "objective.times", given if given < steps - 1 else None)
-    if low > 0 or high < 0.9:
-        text = "all levels of the rollout but the last are taken; how many are in this range depends on the model's "
-        text += "shift: write their number as objective.levels"
-        conversion.lose("train.timestep_range", text)
     key = "train.time_sampling_strategy"
     strategy = settings.text(key)
-    if strategy in ("discrete", "discrete_wo_init"):
+    between = strategy in ("uniform", "logit_normal")
+    some = between or given < steps - 1
+    conversion.carry("train.num_train_timesteps", "objective.times", given if some else None)
+    if low > 0 or high < 0.9:
+        text = "all levels of the rollout" + ("" if between else " but the last") + " are taken; how many are in this "
+        text += "range depends on the model's shift: write their number as objective.levels"
+        conversion.lose("train.timestep_range", text)
+    if between:
+        conversion.carry(
+            key, "objective.draw", "between", "along the rollout's own levels, which have the model's shift"
+        )
+        if strategy == "logit_normal":
+            conversion.carry(key, "objective.density", "logit_normal")
+    elif strategy in ("discrete", "discrete_wo_init"):
         if strategy == "discrete_wo_init":
             conversion.carry(key, "objective.skip", 1)
-        if given < steps - 1:
+        if some:
             conversion.carry(key, "objective.draw", "ranges")
     else:
         conversion.lose(key, "noise levels are drawn from the levels of the rollout, all alike")

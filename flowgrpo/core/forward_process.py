@@ -23,15 +23,16 @@ from .surrogates import clip, losses
 Surrogate = Annotated[Callable[..., Tensor], Of("surrogate", "clip")]
 
 
-def levels_to_draw(num_steps: int, levels: int | None = None, skip: int = 0) -> range:
+def levels_to_draw(num_steps: int, levels: int | None = None, skip: int = 0, *, between: bool = False) -> range:
     """The steps of a rollout whose noise levels images can get; step 0 has the noisiest level.
 
     Args:
-        num_steps: steps of the rollout. The level of its last step is never drawn.
+        num_steps: steps of the rollout. The level of its last step is never drawn, but for `between`.
         levels: only this many of the noisiest levels.
         skip: without this many of the noisiest levels.
+        between: whether images can also get the levels between the level of a step and the next level.
     """
-    return range(skip, min(levels or num_steps, num_steps - 1))
+    return range(skip, min(levels or num_steps, num_steps if between else num_steps - 1))
 
 
 @dataclass(frozen=True)

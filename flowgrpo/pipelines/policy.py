@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +29,7 @@ from ..samplers.transitions import (
     to_host,
 )
 from ..weights.trained import TrainedWeights
+from .callers import OWN_TABLE
 from .capture import intercepting
 from .denoiser import Denoiser
 from .experience import Experience, part_bounds
@@ -213,10 +214,27 @@ class FlowPolicy:
             self.denoiser.velocity(state, 0, [prompt])
         return rows > 1
 
-    def bind(self, plan: Plan) -> None:
-        """Bind the denoiser to a plan's noise levels."""
-        if plan.sigmas != self.denoiser.sigmas:
-            self.denoiser.bind(plan.sigmas)
+    def bind(self, plan: Plan, others: Mapping[int, float] | None = None) -> None:
+        """Bind the denoiser to a plan's noise levels.
+
+        Args:
+            plan: of the rollout.
+            others: noise levels of some steps in place of the plan's. Each lies between the plan's levels of its step
+                and of the next step.
+
+        Raises:
+            ValueError: the pipeline can only be evaluated at the levels of its own table.
+        """
+        sigmas = plan.sigmas
+        if others:
+            if self.denoiser.variant in OWN_TABLE:
+                raise ValueError(
+                    f"{type(self.denoiser.pipe).__name__} can only be evaluated at its own noise levels; draw from "
+                    "these, with objective.draw: ranges"
+                )
+            sigmas = tuple(others.get(step, sigma) for step, sigma in enumerate(sigmas))
+        if sigmas != self.denoiser.sigmas:
+            self.denoiser.bind(sigmas)
 
     def decode(self, rollout: Rollout, prompts: Sequence[str], told: Told = silent) -> Tensor:
         """Images of the leaves, on the CPU. After each batch, `told` is called with the number of images so far."""

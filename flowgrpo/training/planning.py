@@ -230,8 +230,10 @@ def passes_of(recipe: MaskedRecipe, draw: int = 0) -> Passes:
 def noised_levels(recipe: Recipe) -> tuple[int, int]:
     """At how many noise levels an image is trained by a loss of the forward process, and of how many they are drawn."""
     options = recipe.objective
-    levels = len(levels_to_draw(steps_of(recipe), options.get("levels"), options.get("skip") or 0))
-    return min(options.get("times") or levels, levels), levels
+    between = options.get("draw") == "between"
+    levels = len(levels_to_draw(steps_of(recipe), options.get("levels"), options.get("skip") or 0, between=between))
+    times = options.get("times") or levels
+    return (times if between else min(times, levels)), levels
 
 
 def kept_predictions(recipe: Recipe) -> float:
@@ -251,7 +253,7 @@ def kept_predictions(recipe: Recipe) -> float:
 def _noise_alone(recipe: Recipe) -> float:
     """Share of the iterations in which the images of a prompt get pure noise, the same for all of them."""
     options = recipe.objective
-    if options.get("noise") == "image" or options.get("skip"):
+    if options.get("noise") == "image" or options.get("skip") or options.get("draw") == "between":
         return 0.0
     times, levels = noised_levels(recipe)
     return 1.0 / (levels // times) if options.get("draw") == "ranges" else times / levels
@@ -262,8 +264,10 @@ def images_line(recipe: Recipe) -> str:
     times, levels = noised_levels(recipe)
     group, share = recipe.rollout.group, kept_share(recipe)
     images = f"all {group}" if share == 1.0 else f"at most {round(share * group)} of {group}"
-    drawn = f"all {levels}" if times == levels else f"{times} of {levels}"
-    return f"{images}, each at {drawn} noise levels"
+    drawn = f"all {levels} noise levels" if times == levels else f"{times} of {levels} noise levels"
+    if recipe.objective.get("draw") == "between":
+        drawn = f"{times} noise level{'s' * (times != 1)} between the levels of the sampler"
+    return f"{images}, each at {drawn}"
 
 
 def kept_share(recipe: Recipe) -> float:

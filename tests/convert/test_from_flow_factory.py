@@ -155,15 +155,32 @@ def test_dgpo_and_dpo(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "draw", "skip"), [("discrete", "ranges", 0), ("discrete_wo_init", "ranges", 1), ("uniform", "any", 0)]
+    ("strategy", "draw", "skip", "density"),
+    [
+        ("discrete", "ranges", 0, "uniform"),
+        ("discrete_wo_init", "ranges", 1, "uniform"),
+        ("uniform", "between", 0, "uniform"),
+        ("logit_normal", "between", 0, "logit_normal"),
+        ("discrete_with_init", "any", 0, "uniform"),
+    ],
 )
-def test_noise_levels_are_drawn_as_there(strategy: str, draw: str, skip: int, tmp_path: Path) -> None:
+def test_noise_levels_are_drawn_as_there(strategy: str, draw: str, skip: int, density: str, tmp_path: Path) -> None:
     recipe, lines = converted(
         tmp_path, train_trainer_type="awm", scheduler_dynamics_type="ODE", train_num_train_timesteps=4,
         train_time_sampling_strategy=strategy,
     )  # fmt: skip
-    assert (recipe.objective["draw"], recipe.objective["skip"]) == (draw, skip)
+    objective = recipe.objective
+    assert (objective["draw"], objective["skip"], objective["density"]) == (draw, skip, density)
     assert any("noise levels are drawn from the levels of the rollout" in line for line in lines) == (draw == "any")
+
+
+def test_more_levels_than_the_rollout_has_are_drawn_between_them(tmp_path: Path) -> None:
+    for strategy, times in (("uniform", 40), ("discrete", None)):
+        recipe, _ = converted(
+            tmp_path, train_trainer_type="awm", scheduler_dynamics_type="ODE", train_num_train_timesteps=40,
+            train_time_sampling_strategy=strategy,
+        )  # fmt: skip
+        assert recipe.objective["times"] == times
 
 
 def test_evaluation_rewards_that_differ_only_in_their_batch_are_left_out(tmp_path: Path) -> None:

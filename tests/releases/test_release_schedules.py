@@ -13,7 +13,7 @@ from flowgrpo.samplers.plans import branch_plan, spine_plan
 from flowgrpo.samplers.rollout import RolloutRunner
 from flowgrpo.samplers.schedules import compress_tail, shifted_sigmas
 from flowgrpo.samplers.windows import decay, exp_decay, progressive
-from flowgrpo.training.losses.forward import draw_levels
+from flowgrpo.training.losses.noise_levels import draw_steps
 from flowgrpo.weights.averages import Ema
 from tests.releases.comparing import numbers
 
@@ -181,7 +181,7 @@ def test_levels_are_drawn_from_the_ranges_of_the_release() -> None:
         steps = levels_to_draw(row["steps"], int(0.9 * row["steps"]), skip=1)
         drawn: list[set[int]] = [set() for _ in range(row["times"])]
         for seed in range(200):
-            levels = draw_levels(steps, row["times"], "ranges", torch.Generator().manual_seed(seed))
+            levels = draw_steps(steps, row["times"], "ranges", torch.Generator().manual_seed(seed))
             for found, level in zip(drawn, levels, strict=True):
                 found.add(level)
         assert drawn == [set(range(int(first), int(end))) for first, end in zip(row["first"], row["end"])]

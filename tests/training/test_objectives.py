@@ -14,7 +14,8 @@ from flowgrpo.pipelines.experience import Experience
 from flowgrpo.training import updating
 from flowgrpo.training.folder.checkpoint import read_checkpoint
 from flowgrpo.training.folder.run_folder import RunFolder
-from flowgrpo.training.losses.forward import ForwardObjective, draw_levels
+from flowgrpo.training.losses.forward import ForwardObjective
+from flowgrpo.training.losses.noise_levels import draw_steps
 from flowgrpo.training.losses.objective import Outcome
 from flowgrpo.training.losses.transition import TransitionObjective
 from flowgrpo.training.planning import forecast, nfe_of
@@ -270,7 +271,7 @@ def test_forward_forms_draw_the_levels_they_are_asked_for(random_pipeline, tmp_p
     seen = set()
     for k in range(4):
         _, e = trainer.collect(k)
-        steps = [b.step for b in trainer.objective.batches(e, 0, None)]
+        steps = [b.level.step for b in trainer.objective.batches(e, 0, None)]
         assert len(set(steps)) == 2
         assert trainer.objective.rows(e, 0, None) == 2 * 6
         seen |= set(steps)
@@ -281,7 +282,7 @@ def test_forward_forms_draw_the_levels_they_are_asked_for(random_pipeline, tmp_p
 def test_the_noisiest_level_is_left_out_if_the_recipe_says_so(random_pipeline, tmp_path) -> None:
     trainer = trainer_of("awm", random_pipeline, tmp_path / "run")
     _, e = trainer.collect(0)
-    assert {b.step for b in trainer.objective.batches(e, 0, None)} == {1, 2}
+    assert {b.level.step for b in trainer.objective.batches(e, 0, None)} == {1, 2}
     assert nfe_of(trainer.recipe, forecast(trainer.recipe)).theta == 2
     with pytest.raises(RecipeError, match=r"objective\.skip is 3, and there are 3 noise levels .* use at most 2"):
         load_recipe("awm", ["sampler.steps=4", "objective.skip=3"])
@@ -336,7 +337,7 @@ def test_at_pure_noise_the_images_of_a_prompt_are_one_state(noise, random_pipeli
     assert e.plan.sigmas[0] == 1.0
     assert all(float(outcome.error) == 0.0 for outcome in outcomes)
 
-    monkeypatch.setattr(objective, "_one_state", lambda experience, step: False)
+    monkeypatch.setattr(objective, "_one_state", lambda level: False)
     each, _ = gradient(trainer, e, advantages)
     for name in found:
         torch.testing.assert_close(found[name], each[name], rtol=1e-3, atol=1e-7)
@@ -432,9 +433,9 @@ def test_levels_are_drawn_without_the_last_and_without_what_is_skipped() -> None
     assert levels_to_draw(10, levels=5) == range(5)
     assert levels_to_draw(10, levels=20, skip=1) == range(1, 9)
     generator = torch.Generator().manual_seed(0)
-    assert draw_levels(range(1, 9), None, "any", generator) == draw_levels(range(1, 9), 8, "ranges", generator)
+    assert draw_steps(range(1, 9), None, "any", generator) == draw_steps(range(1, 9), 8, "ranges", generator)
     for draw in ("any", "ranges"):
-        drawn = [draw_levels(range(2, 9), 3, draw, torch.Generator().manual_seed(seed)) for seed in range(300)]
+        drawn = [draw_steps(range(2, 9), 3, draw, torch.Generator().manual_seed(seed)) for seed in range(300)]
         assert all(steps == sorted(set(steps)) and len(steps) == 3 for steps in drawn)
         assert {step for steps in drawn for step in steps} == set(range(2, 9))
     assert all(steps[0] < 4 <= steps[1] < 6 <= steps[2] for steps in drawn)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
@@ -24,6 +23,7 @@ from ...parts.needs import at_least, needs, unscored_counts
 from ...parts.ranges import Count, Whole
 from ...parts.traits import compares_all, saying
 from ...samplers.moves import draw_noise
+from .noise_levels import Density, Draw, NoiseLevel, draw_levels
 from .objective import ObjectiveSetting, Outcome, Penalties, Unmeasured, pair
 
 if TYPE_CHECKING:
@@ -34,27 +34,37 @@ Loss = Annotated[Callable[..., tuple[Tensor, Tensor]], Of("forward loss", "diffu
 
 @dataclass(frozen=True)
 class _Images:
-    """Images at one noise level: indices into the rollout's leaves, and the step of the level."""
+    """Images at one noise level; the images are indices into the rollout's leaves."""
 
     leaves: Tensor
-    step: int
+    level: NoiseLevel
 
     @property
-    def key(self) -> tuple[int, int]:
-        """The noise level, and the first image: they tell a batch from the others of an optimizer step."""
-        return self.step, int(self.leaves[0])
+    def key(self) -> tuple[int, ...]:
+        """The first image and the noise level: they tell a batch from the others of an optimizer step."""
+        return int(self.leaves[0]), *self.level.address
 
 
-_Predictions = dict[tuple[int, int], Tensor]
+_Predictions = dict[tuple[int, ...], Tensor]
 
 
 def _leaves_a_level(recipe: Any, choice: Choice) -> list[str]:
-    skip, levels = choice["skip"], levels_to_draw(recipe.sampler.rollout_steps, choice["levels"])
+    steps = recipe.sampler.rollout_steps
+    skip, levels = choice["skip"], levels_to_draw(steps, choice["levels"], between=choice["draw"] == "between")
     if skip < len(levels):
         return []
     return [
         f"objective.skip is {skip}, and there are {len(levels)} noise levels to draw from; use at most "
         f"{len(levels) - 1}"
+    ]
+
+
+def _density_of_what(recipe: Any, choice: Choice) -> list[str]:
+    if choice["density"] == "uniform" or choice["draw"] == "between":
+        return []
+    return [
+        f"objective.density is {choice['density']}, which is for levels between the levels of the sampler, and "
+        f"objective.draw is {choice['draw']}; add draw: between, or leave density out"
     ]
 
 
@@ -71,25 +81,31 @@ def _two_of_a_group(recipe: Any, choice: Choice) -> list[str]:
 @needs(
     at_least("rollout.batch", lambda recipe, choice: recipe.rollout.group, "takes whole groups of {least} in a call"),
     _leaves_a_level,
+    _density_of_what,
     _two_of_a_group,
 )
 class ForwardObjective(Unmeasured):
     """A loss of the forward process on the images of a rollout; any sampler may have made the images.
 
-    The noise levels are the levels of the rollout, because every replay variant of the denoiser is exact for them.
-    The released codes also draw levels in between. The last level before 0 is never drawn.
+    The noise levels are the levels of the rollout, for which every replay variant of the denoiser is exact, or lie
+    between them. The last level before 0 is drawn only with `between`.
 
     Args:
         setting: of the run.
         loss: The loss of the predictions for noised images.
-        times: How many noise levels each image gets, drawn anew in every iteration; all if left out.
+        times: How many noise levels each image gets, drawn anew in every iteration; if left out, all, or with `between`
+            as many as the rollout has.
         old: An average of the weights that samples; if left out, the trained weights themselves sample.
         levels: From how many of the noisiest levels they are drawn (DGPO's code draws from five of ten); all if left
             out.
         skip: How many of the noisiest levels are never drawn. The first level is pure noise, which AWM's code leaves
             out.
         draw: `any`: the levels of a rollout are drawn without further order. `ranges`: the levels are divided into
-            `times` ranges of equal size, and one level of each range is drawn, as in the code of AWM.
+            `times` ranges of equal size, and one level of each range is drawn, as in the code of AWM. `between`: the
+            same, and the levels of the rollout are joined to a line, on which any level down to 0 can be drawn.
+        density: With `between`, where on this line levels are drawn. `uniform`: everywhere alike. `logit_normal`: more
+            in the middle, as models such as Stable Diffusion 3 are trained (2403.03206, Eq. 19, with mean 0 and
+            standard deviation 1).
         noise: `prompt`: the images of a prompt share their noise, as in DGPO's code. At pure noise they are then one
             state, which is evaluated once. `image`: each image has noise of its own, as in the code of DiffusionNFT
             and AWM.
@@ -106,11 +122,14 @@ class ForwardObjective(Unmeasured):
         old: EmaConfig | None = None,
         levels: Count | None = None,
         skip: Whole = 0,
-        draw: Literal["any", "ranges"] = "any",
+        draw: Draw = "any",
+        density: Density = "uniform",
         noise: Literal["prompt", "image"] = "prompt",
     ) -> None:
         self.recipe, self.policy, self.old, self.times = setting.recipe, setting.policy, setting.old, times
-        self.noise, self.levels, self.skip, self.draw = noise, levels, skip, draw
+        self.noise, self.levels, self.skip = noise, levels, skip
+        self.draw: Draw = draw
+        self.density: Density = density
         self.loss = loss
         # The metrics ask the surrogate which images are clipped.
         self.surrogate: Callable[..., Tensor] | None = None
@@ -171,13 +190,13 @@ class ForwardObjective(Unmeasured):
         mine, sizes = groups[(owner >= low) & (owner < high)].unique(return_counts=True)
         # The side branches of a step are a group of their own.
         count = max(self.policy.batch // max(sizes.tolist(), default=1), 1)
-        for step in self._steps(experience):
+        for level in self._levels(experience):
             for chosen in mine.split(count) if len(mine) else ():
                 leaves = torch.isin(groups, chosen).nonzero().flatten()
                 if keep is not None and self.apart:
                     leaves = leaves[keep.cpu()[experience.rollout.leaf[leaves]]]
                 if len(leaves):
-                    yield _Images(leaves, step)
+                    yield _Images(leaves, level)
 
     def backward(
         self, experience: Experience, batch: _Images, advantages: Tensor, keep: Tensor | None, rows: Tensor
@@ -192,7 +211,7 @@ class ForwardObjective(Unmeasured):
             metrics |= {"log_ratio_sq": pair(log_ratio.square()), "ratio": pair(log_ratio.exp())}
         if experience.plan.given and noised.reference is not None:
             metrics["preferred"] = pair(preferred(noised))
-        penalties = self.penalties.of(_edges(noised, batch.step, log_ratio))
+        penalties = self.penalties.of(_edges(noised, batch.level.step, log_ratio))
         for name, value in penalties.items():
             metrics[name] = pair(value[:, 0].detach())
         for term in self.penalties.weighted(penalties):
@@ -200,8 +219,9 @@ class ForwardObjective(Unmeasured):
         kept = torch.ones_like(loss) if keep is None else keep[nodes].to(loss)
         self.policy.weights.backward((kept * loss).sum() / rows)
         adv = advantages[nodes].to(log_ratio)
+        steps = torch.full_like(log_ratio, batch.level.step, dtype=torch.long)
         statistics = step_statistics(
-            log_ratio, torch.full_like(log_ratio, batch.step, dtype=torch.long), adv, None, self._held(log_ratio, adv),
+            log_ratio, steps, adv, None, self._held(log_ratio, adv),
             num_steps=experience.plan.num_steps,
         )  # fmt: skip
         return Outcome(statistics.cpu(), metrics, log_ratio.abs().max().cpu())
@@ -215,7 +235,7 @@ class ForwardObjective(Unmeasured):
             reference=self._reference(experience, batch) if self.compares else None,
             x0=x0,
             noise=noise,
-            sigma=experience.plan.sigmas[batch.step],
+            sigma=batch.level.sigma,
             advantage=advantage,
             group=experience.groups[batch.leaves].to(x.device),
             kept=None if kept is None else kept.to(x.device),
@@ -228,12 +248,13 @@ class ForwardObjective(Unmeasured):
         column = log_ratio[:, None]
         return held_columns(column, torch.zeros_like(column), advantage, surrogate=self.surrogate)[:, 0]
 
-    def _steps(self, experience: Experience) -> list[int]:
-        """Noise levels of this rollout as steps, rising. They are the same for all its prompts, on every process."""
+    def _levels(self, experience: Experience) -> list[NoiseLevel]:
+        """Noise levels of this rollout, falling. They are the same for all its prompts, on every process."""
         key = experience.keys[0] if experience.key is None else experience.key
         generator = torch.Generator().manual_seed(address(key, -2))
-        steps = levels_to_draw(experience.plan.num_steps, self.levels, self.skip)
-        return draw_levels(steps, self.times, self.draw, generator)
+        plan = experience.plan
+        steps = levels_to_draw(plan.num_steps, self.levels, self.skip, between=self.draw == "between")
+        return draw_levels(plan.sigmas, steps, self.times, self.draw, self.density, generator)
 
     def _kept(self, experience: Experience, batch: _Images, keep: Tensor | None) -> int:
         return len(batch.leaves) if keep is None else int(keep[experience.rollout.leaf[batch.leaves]].sum())
@@ -247,26 +268,28 @@ class ForwardObjective(Unmeasured):
         everyone = rollout.leaf_prompt.tolist()
         places = [everyone[:leaf].count(owner) for leaf, owner in zip(batch.leaves.tolist(), owners)]
         keys = [
-            address(experience.keys[p], -1, batch.step, *([] if self.noise == "prompt" else [place]))
+            address(experience.keys[p], -1, *batch.level.address, *([] if self.noise == "prompt" else [place]))
             for p, place in zip(owners, places)
         ]
         noise = draw_noise(x0.shape[1:], keys, x0.device)
-        sigma = experience.plan.sigmas[batch.step]
+        sigma = batch.level.sigma
         return x0, noise, ((1.0 - sigma) * x0.float() + sigma * noise).to(x0.dtype)
 
-    def _one_state(self, experience: Experience, step: int) -> bool:
+    def _one_state(self, level: NoiseLevel) -> bool:
         """Whether all images of a prompt are the same state at a noise level: their common noise, and nothing else."""
-        return self.noise == "prompt" and experience.plan.sigmas[step] == 1.0
+        return self.noise == "prompt" and level.sigma == 1.0
 
     def _velocity(self, experience: Experience, batch: _Images, x: Tensor) -> Tensor:
-        self.policy.bind(experience.plan)
+        step = batch.level.step
+        between = batch.level.sigma != experience.plan.sigmas[step]
+        self.policy.bind(experience.plan, {step: batch.level.sigma} if between else None)
         velocity = self.policy.velocity_of(experience.prompts)
         owners = experience.rollout.leaf_prompt[batch.leaves].tolist()
-        if not self._one_state(experience, batch.step):
-            return velocity(x, batch.step, owners)
+        if not self._one_state(batch.level):
+            return velocity(x, step, owners)
         prompts = sorted(set(owners))
         first = [owners.index(prompt) for prompt in prompts]
-        found = velocity(x[first], batch.step, prompts)
+        found = velocity(x[first], step, prompts)
         return found[[prompts.index(owner) for owner in owners]]
 
     def _old(self, experience: Experience, batch: _Images, velocity: Tensor) -> Tensor:
@@ -285,25 +308,6 @@ class ForwardObjective(Unmeasured):
         if self._measured is experience and batch.key in made:
             return self.policy.brought(made.pop(batch.key))
         return self.policy.brought(self._predictions(experience, [batch], weights)[batch.key])
-
-
-def draw_levels(steps: range, times: int | None, draw: str, generator: torch.Generator) -> list[int]:
-    """Draw steps, rising.
-
-    Args:
-        steps: from which to draw.
-        times: how many; all if None.
-        draw: `any` draws without further order. `ranges` divides the steps into `times` ranges of equal size, up to
-            rounding, and draws one of each (AWM 2509.25050, released code).
-        generator: on the CPU.
-    """
-    total = len(steps)
-    if times is None or times >= total:
-        return list(steps)
-    if draw == "any":
-        return [steps[k] for k in sorted(torch.randperm(total, generator=generator)[:times].tolist())]
-    bounds = [total * k // times for k in range(times + 1)]
-    return [steps[int(torch.randint(low, high, (), generator=generator))] for low, high in pairwise(bounds)]
 
 
 def _edges(noised: Noised, step: int, log_ratio: Tensor) -> Edges:
