@@ -130,6 +130,8 @@ class StateCaller:
 
     def _enter(self, stack: ExitStack, x: Tensor, prompts: Sequence[str], place: str, steps: int, output: str) -> Any:
         extra: dict[str, Any] = {"output_type": output}
+        # A copy, because some classes write the first frame into the tensor that they are given.
+        x = x.clone()
         if place == "inject":
             stack.enter_context(injecting(self.caller.pipe, x))
         elif self.caller.accepts("latents"):

@@ -200,7 +200,8 @@ class Denoiser:
 
         def decode(x: Tensor, prompts: Sequence[str]) -> Tensor:
             images = stacked(self._replay.decode(str(self._decoder), x, self._own, prompts)).float()
-            frames = images.shape[1] if images.ndim == 5 else None
+            dropped = self.caller.adapter.dropped
+            frames = images.shape[1] + (dropped(self.pipe) if dropped else 0) if images.ndim == 5 else None
             refuse_other_size(self.caller.call, images.shape[-2], images.shape[-1], frames)
             return images
 

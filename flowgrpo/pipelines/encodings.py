@@ -110,7 +110,8 @@ def fingerprint(value: Any) -> tuple[Any, ...] | None:
     if value is None or isinstance(value, (bool, int, float, str, torch.dtype, torch.device)):
         return (type(value).__name__, value)
     if isinstance(value, Tensor):
-        data = value.detach().cpu().contiguous().view(torch.uint8) if value.ndim else value.detach().cpu()
+        # A copy, because a dimension of one element may have any stride, and `view` wants the usual one.
+        data = value.detach().cpu().reshape(-1).clone(memory_format=torch.contiguous_format).view(torch.uint8)
         digest = hashlib.blake2b(data.numpy().tobytes(), digest_size=16).digest()
         return ("tensor", value.dtype, value.device, tuple(value.shape), digest)
     if isinstance(value, Image.Image):

@@ -164,14 +164,15 @@ class PromptCache:
         """Remove text encoders from the pipeline. Cached prompts still work.
 
         Args:
-            names: components to release; None means all modules named `text_encoder*`.
+            names: components to release; None means all modules named `text_encoder*` that no call needs.
             keep: keep their weights on the CPU so that `close` can put them back; with False, they are lost.
 
         Raises:
             ValueError: if a name is not a module of the pipeline.
         """
         if names is None:
-            names = [name for name in self.pipe.components if name.startswith("text_encoder")]
+            kept = self._caller.adapter.kept
+            names = [name for name in self.pipe.components if name.startswith("text_encoder") and name not in kept]
             names = [name for name in names if isinstance(getattr(self.pipe, name), nn.Module)]
         for name in names:
             module = getattr(self.pipe, name, None)

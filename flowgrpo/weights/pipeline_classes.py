@@ -28,6 +28,8 @@ class Adapter:
         text: the class takes its prompt as a text, not as a list with one text.
         prepare: prepares the pipeline, once.
         recompute: why gradient checkpointing must stay off, "" if it may be on.
+        kept: text encoders that a call needs even after all prompts are encoded.
+        dropped: how many of the frames that a call asks for a pipeline leaves out; None if it leaves out none.
     """
 
     why: str
@@ -36,10 +38,23 @@ class Adapter:
     text: bool = False
     prepare: Callable[[Any], None] | None = None
     recompute: str = ""
+    kept: tuple[str, ...] = ()
+    dropped: Callable[[Any], int] | None = None
 
 
 def _decode_one_by_one(pipe: Any) -> None:
     pipe.vae.enable_slicing()
+
+
+def _shown_frames(pipe: Any) -> int:
+    """The frames of the given picture, which the older HunyuanVideo cuts off the video."""
+    return 4 if pipe.transformer.config.image_condition_type == "latent_concat" else 0
+
+
+def _checkpointing_off(pipe: Any) -> None:
+    """Give the ControlNet a field that it reads with gradients, and that its class does not have."""
+    if not hasattr(pipe.controlnet, "gradient_checkpointing"):
+        pipe.controlnet.gradient_checkpointing = False
 
 
 def _experts_with_gradient(pipe: Any) -> None:
@@ -64,12 +79,30 @@ _PADDED = "attends to the padding of shorter prompts, so each call holds one pro
 _NO_MASK = "the library's gradient checkpointing of Chroma leaves the attention mask out, which changes the prediction"
 _TWO_ROWS = "under guidance the timestep is repeated for two rows only, so each call holds one prompt"
 _ONE_TEXT = "the library takes one prompt at a time, as a text"
+_NO_FIELD = "with gradients, its ControlNet reads a field that the library does not set, so it is set"
 _NONE = Adapter("")
 
 ADAPTERS: dict[str, Adapter] = {
     "StableDiffusion3Img2ImgPipeline": Adapter(_A_PICTURE_EACH, rows=("image",)),
+    "StableDiffusion3PAGImg2ImgPipeline": Adapter(_A_PICTURE_EACH, rows=("image",)),
+    "ZImageControlNetPipeline": Adapter(_NO_FIELD, prepare=_checkpointing_off),
+    "ZImageControlNetInpaintPipeline": Adapter(
+        f"{_NO_FIELD}; and the class takes one mask for each prompt, so a single mask is repeated",
+        rows=("mask_image",),
+        prepare=_checkpointing_off,
+    ),
     "QwenImageEditPipeline": Adapter(_A_PICTURE_EACH, rows=("image",)),
     "LTXImageToVideoPipeline": Adapter(_A_PICTURE_EACH, rows=("image",)),
+    "HunyuanSkyreelsImageToVideoPipeline": Adapter(_A_PICTURE_EACH, rows=("image",)),
+    "HunyuanVideoImageToVideoPipeline": Adapter(
+        "the library takes one picture in a call", together="one", dropped=_shown_frames
+    ),
+    "LucyEditPipeline": Adapter("the library takes one video in a call", together="one"),
+    "MotifVideoImage2VideoPipeline": Adapter(
+        "the library takes one picture in a call; its text encoder also reads the picture, so it is never released",
+        together="one",
+        kept=("text_encoder",),
+    ),
     "QwenImageEditPlusPipeline": Adapter("the library takes one prompt at a time", together="one"),
     "LongCatImageEditPipeline": Adapter("the library takes one prompt at a time", together="one"),
     "WanVACEPipeline": Adapter(_ONE_TEXT, together="one", text=True),

@@ -51,7 +51,7 @@ def mask(size: int = 16) -> Image.Image:
     return Image.fromarray(values)
 
 
-_STRENGTH = "at strength 1: below 1 some steps are left out, and the self-check refuses the pipeline"
+strength_note = "at strength 1: below 1 some steps are left out, and the self-check refuses the pipeline"
 _FLUX = {**_SMALL, "guidance_scale": 3.5, "max_sequence_length": 16}
 _PAINTED = {"image": picture(), "mask_image": mask()}
 _QWEN = {**_SMALL, "true_cfg_scale": 3.0, "negative_prompt": "a blue square"}
@@ -93,7 +93,8 @@ def _skyreels_image_to_video() -> Any:
     return diffusers.SkyReelsV2ImageToVideoPipeline(**wan_parts(transformer, **vision))
 
 
-def _sd3_controlnet() -> Any:
+def sd3_controlnet(kind: str = "StableDiffusion3ControlNetPipeline", extra: int = 0) -> Any:
+    """A class of Stable Diffusion 3 with a ControlNet, which takes `extra` channels beside the latents."""
     components = sd3_parts()
     controlnet = diffusers.SD3ControlNetModel(
         sample_size=8,
@@ -107,11 +108,13 @@ def _sd3_controlnet() -> Any:
         pooled_projection_dim=32,
         out_channels=4,
         pos_embed_max_size=8,
+        extra_conditioning_channels=extra,
     )
-    return diffusers.StableDiffusion3ControlNetPipeline(**components, controlnet=_awake(controlnet))
+    return getattr(diffusers, kind)(**components, controlnet=awake(controlnet))
 
 
-def _flux_controlnet() -> Any:
+def flux_controlnet(kind: str = "FluxControlNetPipeline") -> Any:
+    """A class of FLUX.1 with a ControlNet."""
     components = flux_parts()
     controlnet = diffusers.FluxControlNetModel(
         patch_size=1,
@@ -125,10 +128,11 @@ def _flux_controlnet() -> Any:
         guidance_embeds=True,
         axes_dims_rope=(4, 4, 8),
     )
-    return diffusers.FluxControlNetPipeline(**components, controlnet=_awake(controlnet))
+    return getattr(diffusers, kind)(**components, controlnet=awake(controlnet))
 
 
-def _qwen_controlnet() -> Any:
+def qwen_controlnet(kind: str = "QwenImageControlNetPipeline", extra: int = 0) -> Any:
+    """A class of Qwen-Image with a ControlNet, which takes `extra` channels beside the latents."""
     components = qwenimage_parts()
     controlnet = diffusers.QwenImageControlNetModel(
         patch_size=2,
@@ -139,11 +143,12 @@ def _qwen_controlnet() -> Any:
         num_attention_heads=2,
         joint_attention_dim=16,
         axes_dims_rope=(4, 4, 8),
+        extra_condition_channels=extra,
     )
-    return diffusers.QwenImageControlNetPipeline(**components, controlnet=_awake(controlnet))
+    return getattr(diffusers, kind)(**components, controlnet=awake(controlnet))
 
 
-def _awake(module: Any) -> Any:
+def awake(module: Any) -> Any:
     """Move the zero-initialised outputs of a ControlNet, so that the ControlNet has an effect."""
     with torch.no_grad():
         for parameter in module.parameters():
@@ -167,12 +172,12 @@ CONDITIONED: dict[str, Tiny] = {
     "FluxImg2ImgPipeline": Tiny(
         lambda: diffusers.FluxImg2ImgPipeline(**flux_parts()),
         {**_FLUX, "image": picture(), "strength": 1.0},
-        notes=_STRENGTH,
+        notes=strength_note,
     ),
     "FluxInpaintPipeline": Tiny(
         lambda: diffusers.FluxInpaintPipeline(**flux_parts()), {**_FLUX, **_PAINTED, "strength": 1.0}
     ),
-    "FluxControlNetPipeline": Tiny(_flux_controlnet, {**_FLUX, "control_image": picture()}),
+    "FluxControlNetPipeline": Tiny(flux_controlnet, {**_FLUX, "control_image": picture()}),
     "Flux2KleinPipeline, with a picture": Tiny(
         lambda: diffusers.Flux2KleinPipeline(**flux2_klein_parts()),
         {**_SMALL, "image": picture(64), "max_sequence_length": 64, "text_encoder_out_layers": (1, 2)},
@@ -180,14 +185,14 @@ CONDITIONED: dict[str, Tiny] = {
     "StableDiffusion3Img2ImgPipeline": Tiny(
         lambda: diffusers.StableDiffusion3Img2ImgPipeline(**sd3_parts()),
         {**_GUIDED, "image": picture(), "strength": 1.0, "max_sequence_length": 16},
-        notes=_STRENGTH,
+        notes=strength_note,
     ),
     "StableDiffusion3InpaintPipeline": Tiny(
         lambda: diffusers.StableDiffusion3InpaintPipeline(**sd3_parts(16)),
         {**_GUIDED, **_PAINTED, "strength": 1.0, "max_sequence_length": 16},
     ),
     "StableDiffusion3ControlNetPipeline": Tiny(
-        _sd3_controlnet, {**_GUIDED, "control_image": picture(), "max_sequence_length": 16}
+        sd3_controlnet, {**_GUIDED, "control_image": picture(), "max_sequence_length": 16}
     ),
     "StableDiffusion3PAGPipeline": Tiny(
         lambda: diffusers.StableDiffusion3PAGPipeline(**sd3_parts(), pag_applied_layers=["blocks.0"]),
@@ -203,16 +208,16 @@ CONDITIONED: dict[str, Tiny] = {
     "QwenImageImg2ImgPipeline": Tiny(
         lambda: diffusers.QwenImageImg2ImgPipeline(**qwenimage_parts()),
         {**_QWEN, "image": picture(), "strength": 1.0},
-        notes=_STRENGTH,
+        notes=strength_note,
     ),
     "QwenImageInpaintPipeline": Tiny(
         lambda: diffusers.QwenImageInpaintPipeline(**qwenimage_parts()), {**_QWEN, **_PAINTED, "strength": 1.0}
     ),
-    "QwenImageControlNetPipeline": Tiny(_qwen_controlnet, {**_QWEN, "control_image": picture()}),
+    "QwenImageControlNetPipeline": Tiny(qwen_controlnet, {**_QWEN, "control_image": picture()}),
     "ZImageImg2ImgPipeline": Tiny(
         lambda: diffusers.ZImageImg2ImgPipeline(**zimage_parts()),
         {**_GUIDED, "image": picture(), "strength": 1.0, "max_sequence_length": 48},
-        notes=_STRENGTH,
+        notes=strength_note,
     ),
     "ZImageInpaintPipeline": Tiny(
         lambda: diffusers.ZImageInpaintPipeline(**zimage_parts()),
@@ -221,7 +226,7 @@ CONDITIONED: dict[str, Tiny] = {
     "ChromaImg2ImgPipeline": Tiny(
         lambda: diffusers.ChromaImg2ImgPipeline(**chroma_parts()),
         {**_GUIDED, "image": picture(), "strength": 1.0, "max_sequence_length": 16},
-        notes=_STRENGTH,
+        notes=strength_note,
     ),
     "ChromaInpaintPipeline": Tiny(
         lambda: diffusers.ChromaInpaintPipeline(**chroma_parts()),
@@ -270,7 +275,7 @@ CONDITIONED: dict[str, Tiny] = {
             "negative_prompt": "blue",
             "max_sequence_length": 16,
         },
-        notes=_STRENGTH,
+        notes=strength_note,
     ),
     "WanVACEPipeline": Tiny(
         _wan_vace,

@@ -22,8 +22,10 @@ from ...weights.pipeline_folders import check_pipeline_folder
 from ...weights.precision import in_dtype
 from ...weights.saving import left_out, local_folder
 from ..arguments import argument_faults, size_faults
+from .animated import ANIMATED
 from .checks import CHECKS
 from .conditioned import CONDITIONED
+from .controlled import CONTROLLED
 from .images import IMAGES
 from .images_more import IMAGES_MORE
 from .images_single import IMAGES_SINGLE
@@ -41,6 +43,8 @@ TINY: dict[str, Tiny] = {
     **NOISE_PREDICTING,
     **VIDEOS,
     **CONDITIONED,
+    **CONTROLLED,
+    **ANIMATED,
 }
 
 

@@ -300,6 +300,20 @@ def mistral3(model: str = "Mistral3ForConditionalGeneration", *, layers: int = 2
     return getattr(transformers, model)(config)
 
 
+def llava() -> tuple[Any, Any]:
+    """`LlavaForConditionalGeneration` of three layers, and its tokenizer, with which HunyuanVideo reads a picture."""
+    words = long_tokenizer()
+    marks = ["<image>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+    words.add_tokens(marks, special_tokens=True)
+    config = transformers.LlavaConfig(
+        text_config=transformers.LlamaConfig(**{**decoder_sizes(3), "vocab_size": len(words)}),
+        vision_config=clip_vision().config,
+        image_token_index=words.convert_tokens_to_ids("<image>"),
+        pad_token_id=PAD,
+    )
+    return transformers.LlavaForConditionalGeneration(config), words
+
+
 def t5_gemma() -> Any:
     """`T5GemmaEncoder`, with which PRX reads prompts."""
     from transformers.models.t5gemma.configuration_t5gemma import T5GemmaModuleConfig

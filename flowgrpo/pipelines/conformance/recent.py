@@ -62,8 +62,9 @@ def _fewer_layers(pipe: Any) -> None:
     pipe.text_encoder_out_layers = ((0, 1, 2), (1, 2, 3))
 
 
-def _motif_video() -> Any:
-    transformer = diffusers.MotifVideoTransformer3DModel(
+def motif_video_transformer(**settings: Any) -> Any:
+    """The transformer of Motif-Video."""
+    return diffusers.MotifVideoTransformer3DModel(
         in_channels=9,
         out_channels=4,
         num_attention_heads=2,
@@ -72,13 +73,17 @@ def _motif_video() -> Any:
         num_single_layers=1,
         text_embed_dim=parts.WIDTH,
         rope_axes_dim=(2, 2, 4),
+        **settings,
     )
+
+
+def _motif_video() -> Any:
     return diffusers.MotifVideoPipeline(
         scheduler=shifted_scheduler(),
         vae=autoencoders.wan(),
         text_encoder=parts.t5_gemma2(),
         tokenizer=parts.tokenizer(),
-        transformer=transformer,
+        transformer=motif_video_transformer(),
         guider=diffusers.ClassifierFreeGuidance(guidance_scale=4.0),
     )
 

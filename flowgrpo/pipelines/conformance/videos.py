@@ -227,7 +227,8 @@ def _cosmos2_image() -> Any:
     )
 
 
-def _sana_video() -> Any:
+def sana_video_parts() -> dict[str, Any]:
+    """Components of the Sana video family."""
     transformer = diffusers.SanaVideoTransformer3DModel(
         in_channels=4,
         out_channels=4,
@@ -240,15 +241,15 @@ def _sana_video() -> Any:
         caption_channels=16,
         sample_size=4,
     )
-    return diffusers.SanaVideoPipeline(
-        tokenizer=parts.tokenizer(max_length=512, template="<bos> $A"),
-        text_encoder=parts.gemma2(),
-        vae=autoencoders.wan(),
-        transformer=transformer,
-        scheduler=diffusers.DPMSolverMultistepScheduler(
+    return {
+        "tokenizer": parts.tokenizer(max_length=512, template="<bos> $A"),
+        "text_encoder": parts.gemma2(),
+        "vae": autoencoders.wan(),
+        "transformer": transformer,
+        "scheduler": diffusers.DPMSolverMultistepScheduler(
             prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=8.0
         ),
-    )
+    }
 
 
 def skyreels_transformer(channels: int = 4, **settings: Any) -> Any:
@@ -316,7 +317,9 @@ VIDEOS: dict[str, Tiny] = {
     "Cosmos2TextToImagePipeline": Tiny(
         _cosmos2_image, {**_FRAMELESS, **_TEXT}, load=lambda: {"safety_checker": NoSafetyChecker()}
     ),
-    "SanaVideoPipeline": Tiny(_sana_video, {**_FRAMELESS, **_TEXT, **_SANA, "frames": 5}),
+    "SanaVideoPipeline": Tiny(
+        lambda: diffusers.SanaVideoPipeline(**sana_video_parts()), {**_FRAMELESS, **_TEXT, **_SANA, "frames": 5}
+    ),
     "SkyReelsV2Pipeline": Tiny(
         lambda: diffusers.SkyReelsV2Pipeline(**wan_parts(skyreels_transformer())), {**_GUIDED, **_TEXT}
     ),

@@ -1,0 +1,138 @@
+"""Tiny instances of further classes that take a control image, a control video or a mask."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import diffusers
+
+from . import autoencoders
+from . import encoders as parts
+from .conditioned import awake, flux_controlnet, mask, picture, qwen_controlnet, sd3_controlnet, strength_note
+from .images import euler, flux_parts, sana_parts, sd3_parts, zimage_parts
+from .tiny import Tiny
+
+_SMALL = {"height": 16, "width": 16}
+_GUIDED = {**_SMALL, "guidance_scale": 4.0, "negative_prompt": "blue"}
+_FLUX = {**_SMALL, "guidance_scale": 3.5, "max_sequence_length": 16, "strength": 1.0}
+_SANA = {
+    "height": 32,
+    "width": 32,
+    "guidance_scale": 4.0,
+    "negative_prompt": "blue",
+    "use_resolution_binning": False,
+    "complex_human_instruction": None,
+    "max_sequence_length": 16,
+}
+_VIDEO = {"height": 32, "width": 32, "num_frames": 5, "guidance_scale": 4.0, "negative_prompt": "blue"}
+
+
+def _sana_controlnet() -> Any:
+    controlnet = diffusers.SanaControlNetModel(
+        in_channels=4,
+        out_channels=4,
+        num_layers=1,
+        num_attention_heads=2,
+        attention_head_dim=8,
+        num_cross_attention_heads=2,
+        cross_attention_head_dim=8,
+        cross_attention_dim=16,
+        caption_channels=16,
+        sample_size=8,
+    )
+    return diffusers.SanaControlNetPipeline(**sana_parts(), controlnet=awake(controlnet))
+
+
+def _zimage_controlnet(kind: str, channels: int) -> Any:
+    controlnet = diffusers.ZImageControlNetModel(
+        control_layers_places=[0],
+        control_refiner_layers_places=[0],
+        control_in_dim=channels,
+        add_control_noise_refiner="control_noise_refiner",
+        dim=32,
+        n_refiner_layers=1,
+        n_heads=2,
+        n_kv_heads=2,
+    )
+    return getattr(diffusers, kind)(**zimage_parts(), controlnet=awake(controlnet))
+
+
+def _easyanimate(kind: str, channels: int) -> Any:
+    transformer = diffusers.EasyAnimateTransformer3DModel(
+        num_attention_heads=2,
+        attention_head_dim=16,
+        in_channels=channels,
+        out_channels=4,
+        patch_size=2,
+        sample_width=8,
+        sample_height=8,
+        num_layers=2,
+        mmdit_layers=2,
+        time_embed_dim=8,
+        text_embed_dim=16,
+    )
+    return getattr(diffusers, kind)(
+        vae=autoencoders.magvit(),
+        text_encoder=parts.qwen2_vl(),
+        tokenizer=parts.long_tokenizer(),
+        transformer=transformer,
+        scheduler=euler(),
+    )
+
+
+_FILM = [picture(32, k) for k in range(5)]
+
+CONTROLLED: dict[str, Tiny] = {
+    "FluxControlImg2ImgPipeline": Tiny(
+        lambda: diffusers.FluxControlImg2ImgPipeline(**flux_parts(32, 16)),
+        {**_FLUX, "image": picture(), "control_image": picture(phase=3)},
+        notes=strength_note,
+    ),
+    "FluxControlNetImg2ImgPipeline": Tiny(
+        lambda: flux_controlnet("FluxControlNetImg2ImgPipeline"),
+        {**_FLUX, "image": picture(), "control_image": picture(phase=3)},
+        notes=strength_note,
+    ),
+    "StableDiffusion3ControlNetInpaintingPipeline": Tiny(
+        lambda: sd3_controlnet("StableDiffusion3ControlNetInpaintingPipeline", extra=1),
+        {**_GUIDED, "control_image": picture(), "control_mask": mask(), "max_sequence_length": 16},
+    ),
+    "StableDiffusion3PAGImg2ImgPipeline": Tiny(
+        lambda: diffusers.StableDiffusion3PAGImg2ImgPipeline(**sd3_parts(), pag_applied_layers=["blocks.0"]),
+        {**_GUIDED, "image": picture(), "strength": 1.0, "pag_scale": 1.0, "max_sequence_length": 16},
+        notes=strength_note,
+    ),
+    "SanaControlNetPipeline": Tiny(_sana_controlnet, {**_SANA, "control_image": picture(32)}),
+    "ZImageControlNetPipeline": Tiny(
+        lambda: _zimage_controlnet("ZImageControlNetPipeline", 4),
+        {**_GUIDED, "control_image": picture(), "max_sequence_length": 48},
+    ),
+    "ZImageControlNetInpaintPipeline": Tiny(
+        lambda: _zimage_controlnet("ZImageControlNetInpaintPipeline", 9),
+        {
+            **_GUIDED,
+            "control_image": picture(),
+            "image": picture(phase=3),
+            "mask_image": mask(),
+            "max_sequence_length": 48,
+        },
+    ),
+    "QwenImageControlNetInpaintPipeline": Tiny(
+        lambda: qwen_controlnet("QwenImageControlNetInpaintPipeline", extra=4),
+        {
+            **_SMALL,
+            "true_cfg_scale": 3.0,
+            "negative_prompt": "a blue square",
+            "control_image": picture(),
+            "control_mask": mask(),
+        },
+    ),
+    "EasyAnimateControlPipeline": Tiny(
+        lambda: _easyanimate("EasyAnimateControlPipeline", 8), {**_VIDEO, "control_video": _FILM}
+    ),
+    "EasyAnimateInpaintPipeline": Tiny(
+        lambda: _easyanimate("EasyAnimateInpaintPipeline", 9),
+        _VIDEO,
+        notes="without a video, which the class takes as a tensor only",
+    ),
+}
