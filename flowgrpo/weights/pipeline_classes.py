@@ -121,6 +121,14 @@ ADAPTERS: dict[str, Adapter] = {
     "Kandinsky5T2IPipeline": Adapter(_PADDED, together="prompt"),
     "Kandinsky5T2VPipeline": Adapter(_PADDED, together="prompt"),
     "Kandinsky5I2VPipeline": Adapter(_PADDED, together="prompt"),
+    "HunyuanImageRefinerPipeline": Adapter(
+        "a single picture gets other noise in the first row than in the others, so it is repeated", rows=("image",)
+    ),
+    "Kandinsky5I2IPipeline": Adapter(
+        f"{_PADDED}; and the class takes one picture for each prompt, so a single picture is repeated",
+        rows=("image",),
+        together="prompt",
+    ),
     "HiDreamImagePipeline": Adapter(
         "at inference the class mixes its experts without gradient, so its mixture is replaced by one with gradient",
         prepare=_experts_with_gradient,

@@ -135,6 +135,17 @@ def hunyuan_image() -> Any:
     )
 
 
+def hunyuan_refiner() -> Any:
+    """`AutoencoderKLHunyuanImageRefiner`: fourfold, with two frames in a latent."""
+    return diffusers.AutoencoderKLHunyuanImageRefiner(
+        latent_channels=4,
+        block_out_channels=(16, 16, 16),
+        layers_per_block=1,
+        spatial_compression_ratio=4,
+        temporal_compression_ratio=1,
+    )
+
+
 def ltx() -> Any:
     """`AutoencoderKLLTXVideo`: eightfold in space and time."""
     return diffusers.AutoencoderKLLTXVideo(

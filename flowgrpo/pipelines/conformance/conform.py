@@ -26,6 +26,7 @@ from .animated import ANIMATED
 from .checks import CHECKS
 from .conditioned import CONDITIONED
 from .controlled import CONTROLLED
+from .edited import EDITED
 from .images import IMAGES
 from .images_more import IMAGES_MORE
 from .images_single import IMAGES_SINGLE
@@ -45,6 +46,7 @@ TINY: dict[str, Tiny] = {
     **CONDITIONED,
     **CONTROLLED,
     **ANIMATED,
+    **EDITED,
 }
 
 
@@ -138,7 +140,7 @@ def check_tiny(name: str, report: Callable[[CheckOutcome], None]) -> Result:
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder) / "pipeline"
         tiny.fresh().save_pretrained(saved)
-        subject = Subject(tiny.loaded, saved, tiny.call, tiny.steps, Path(folder), tiny.batch)
+        subject = Subject(tiny.loaded, saved, tiny.call, tiny.steps, Path(folder), tiny.batch, tiny.texts or TEXTS)
         return check(subject, name, report, tiny.notes)
 
 

@@ -68,7 +68,8 @@ def _bria() -> Any:
     )
 
 
-def _bria_fibo() -> Any:
+def bria_fibo_parts() -> dict[str, Any]:
+    """Components of the Bria Fibo family."""
     transformer = diffusers.BriaFiboTransformer2DModel(
         in_channels=4,
         num_layers=1,
@@ -79,14 +80,14 @@ def _bria_fibo() -> Any:
         axes_dims_rope=[2, 2, 4],
         text_encoder_dim=16,
     )
-    return diffusers.BriaFiboPipeline(
-        transformer=transformer,
-        scheduler=shifted_scheduler(),
+    return {
+        "transformer": transformer,
+        "scheduler": shifted_scheduler(),
         # This is the autoencoder of Wan 2.2, because the class assumes sixteen pixels for a latent.
-        vae=autoencoders.wan(in_channels=12, out_channels=12, patch_size=2, scale_factor_spatial=16),
-        text_encoder=parts.language_model("SmolLM3ForCausalLM", "SmolLM3Config"),
-        tokenizer=parts.tokenizer(),
-    )
+        "vae": autoencoders.wan(in_channels=12, out_channels=12, patch_size=2, scale_factor_spatial=16),
+        "text_encoder": parts.language_model("SmolLM3ForCausalLM", "SmolLM3Config"),
+        "tokenizer": parts.tokenizer(),
+    }
 
 
 def _ovis() -> Any:
@@ -159,7 +160,8 @@ def kandinsky5_parts(vae: Any, *, conditioned: bool = False) -> dict[str, Any]:
     }
 
 
-def _few_resolutions(pipe: Any) -> None:
+def few_resolutions(pipe: Any) -> None:
+    """Replace the fixed list of resolutions, which are large."""
     pipe.resolutions = [(64, 64)]
 
 
@@ -301,7 +303,7 @@ IMAGES_MORE: dict[str, Tiny] = {
     "PRXPixelPipeline": Tiny(_prx_pixel, {**_GUIDED, "use_resolution_binning": False}),
     "BriaPipeline": Tiny(_bria, {"height": 32, "width": 32, "negative_prompt": "blue", "max_sequence_length": 16}),
     "BriaFiboPipeline": Tiny(
-        _bria_fibo, {"height": 64, "width": 64, "negative_prompt": "blue", "max_sequence_length": 32}
+        lambda: diffusers.BriaFiboPipeline(**bria_fibo_parts()), {"height": 64, "width": 64, "negative_prompt": "blue", "max_sequence_length": 32}
     ),
     "OvisImagePipeline": Tiny(_ovis, {**_GUIDED, "max_sequence_length": 128}),
     "LongCatImagePipeline": Tiny(
@@ -312,7 +314,7 @@ IMAGES_MORE: dict[str, Tiny] = {
     "Kandinsky5T2IPipeline": Tiny(
         lambda: diffusers.Kandinsky5T2IPipeline(**kandinsky5_parts(autoencoders.kl(levels=4, shift=None))),
         {"height": 64, "width": 64, "guidance_scale": 4.0, "negative_prompt": "blue", "max_sequence_length": 256},
-        adjust=_few_resolutions,
+        adjust=few_resolutions,
     ),
     "ErnieImagePipeline": Tiny(_ernie, {**_GUIDED, "use_pe": False}),
     "Krea2Pipeline": Tiny(_krea2, {**_GUIDED, "max_sequence_length": 256}),

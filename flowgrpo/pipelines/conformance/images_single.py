@@ -14,19 +14,26 @@ from .tiny import Tiny
 _GUIDED = {"height": 16, "width": 16, "guidance_scale": 4.0, "negative_prompt": "blue"}
 
 
-def _hunyuan_image() -> Any:
-    transformer = diffusers.HunyuanImageTransformer2DModel(
-        in_channels=4,
-        out_channels=4,
-        num_attention_heads=2,
-        attention_head_dim=8,
-        num_layers=1,
-        num_single_layers=1,
-        num_refiner_layers=1,
-        text_embed_dim=16,
-        text_embed_2_dim=16,
-        rope_axes_dim=(4, 4),
+def hunyuan_image_transformer(**settings: Any) -> Any:
+    """A transformer of the HunyuanImage family."""
+    return diffusers.HunyuanImageTransformer2DModel(
+        **{
+            "in_channels": 4,
+            "out_channels": 4,
+            "num_attention_heads": 2,
+            "attention_head_dim": 8,
+            "num_layers": 1,
+            "num_single_layers": 1,
+            "num_refiner_layers": 1,
+            "text_embed_dim": 16,
+            "text_embed_2_dim": 16,
+            "rope_axes_dim": (4, 4),
+            **settings,
+        }
     )
+
+
+def _hunyuan_image() -> Any:
     return diffusers.HunyuanImagePipeline(
         scheduler=euler(5.0),
         vae=autoencoders.hunyuan_image(),
@@ -34,7 +41,7 @@ def _hunyuan_image() -> Any:
         tokenizer=parts.long_tokenizer(),
         text_encoder_2=parts.t5(),
         tokenizer_2=parts.tokenizer(max_length=128),
-        transformer=transformer,
+        transformer=hunyuan_image_transformer(),
         guider=diffusers.AdaptiveProjectedMixGuidance(adaptive_projected_guidance_momentum=None),
     )
 

@@ -26,6 +26,7 @@ class Tiny:
         load: returns arguments of `from_pretrained`: parts that the saved folder does not hold.
         adjust: called with the loaded pipeline; makes small what no argument can (a fixed list of resolutions).
         notes: what a reader of the table should know.
+        texts: the prompts, if the class does not take any text.
     """
 
     build: Callable[[], Any]
@@ -35,6 +36,7 @@ class Tiny:
     load: Callable[[], Mapping[str, Any]] = dict
     adjust: Callable[[Any], None] | None = None
     notes: str = ""
+    texts: tuple[str, ...] = ()
 
     def fresh(self) -> Any:
         """A new pipeline with the same weights each time; every denoiser parameter is moved off its initial value.
