@@ -185,12 +185,23 @@ def require_same(sample: Tensor, x: Tensor) -> None:
     )
 
 
-def stacked(images: Any) -> Tensor:
+def stacked(images: Any, rows: int) -> Tensor:
     """Images of a pipeline, a tensor or a list, as one tensor [N, 3, H, W]; videos as [N, F, 3, H, W].
 
     Images with an alpha channel are put on white.
+
+    Args:
+        images: as the pipeline returned them. A class that makes one video may leave the first dimension out.
+        rows: N.
+
+    Raises:
+        PipelineError: these are not the images of N rows.
     """
     found: Tensor = images if isinstance(images, Tensor) else torch.stack(list(images))
+    if len(found) != rows:
+        if rows != 1 or found.ndim != 4:
+            raise PipelineError(f"the pipeline returned {len(found)} images or videos for {rows} prompts")
+        found = found[None]
     if found.ndim >= 4 and found.shape[-3] == 4:
         colour, opacity = found.split((3, 1), dim=-3)
         return 1.0 - opacity * (1.0 - colour)

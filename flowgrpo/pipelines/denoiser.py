@@ -199,7 +199,8 @@ class Denoiser:
         self._require_state(x, prompts)
 
         def decode(x: Tensor, prompts: Sequence[str]) -> Tensor:
-            images = stacked(self._replay.decode(str(self._decoder), x, self._own, prompts)).float()
+            made = self._replay.decode(str(self._decoder), x, self._own, prompts)
+            images = stacked(made, len(prompts)).float()
             dropped = self.caller.adapter.dropped
             frames = images.shape[1] + (dropped(self.pipe) if dropped else 0) if images.ndim == 5 else None
             refuse_other_size(self.caller.call, images.shape[-2], images.shape[-1], frames)
@@ -233,7 +234,7 @@ class Denoiser:
 
             def decode(x: Tensor) -> Any:
                 found = self._replay.decode(decoder, x.to(device), self._own, one)
-                return None if found is None else stacked(found)
+                return None if found is None else stacked(found, 1)
 
             self._latents = find_map(self.pipe, self.probe.latent_shape, self.probe.dtype, decode)
         images = torch.stack([fitted(frames, self._latents) for frames in samples])

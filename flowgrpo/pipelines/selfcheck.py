@@ -89,7 +89,7 @@ def _rollout(
     if len(handed) <= last:
         name = type(replay.caller.pipe).__name__
         raise PipelineError(f"{name} took {recorder.taken} scheduler steps instead of {replay.num_steps}")
-    return Record(tuple(prompts), tuple(states), tuple(predictions), handed[last], stacked(images))
+    return Record(tuple(prompts), tuple(states), tuple(predictions), handed[last], stacked(images, len(prompts)))
 
 
 def _require_kept(replay: StateCaller, handed: Tensor, sample: Tensor) -> None:
@@ -161,7 +161,10 @@ def exact_decoder(replay: StateCaller, own: Schedule, record: Record) -> str:
     """
 
     def fault(decoder: str) -> str | None:
-        return _difference(lambda: stacked(replay.decode(decoder, record.final, own, record.prompts)), record.images)
+        def decoded() -> Tensor:
+            return stacked(replay.decode(decoder, record.final, own, record.prompts), len(record.prompts))
+
+        return _difference(decoded, record.images)
 
     return _first(replay, DECODERS, fault, "decode")
 

@@ -106,6 +106,7 @@ ADAPTERS: dict[str, Adapter] = {
     "QwenImageEditPlusPipeline": Adapter("the library takes one prompt at a time", together="one"),
     "LongCatImageEditPipeline": Adapter("the library takes one prompt at a time", together="one"),
     "WanVACEPipeline": Adapter(_ONE_TEXT, together="one", text=True),
+    "Cosmos3OmniPipeline": Adapter("the library takes one prompt at a time", together="one"),
     "DreamLitePipeline": Adapter(_ONE_TEXT, together="one", text=True),
     "DreamLiteMobilePipeline": Adapter(_ONE_TEXT, together="one", text=True),
     "PRXPipeline": Adapter(_TWO_ROWS, together="one"),

@@ -109,7 +109,7 @@ def decode(subject: Subject) -> str:
     """Final states are decoded to the pipeline's own images, to the last bit, for one prompt or several."""
     record = subject.record(seed=8)
     found = subject.known.decode(record.final, record.prompts)
-    if not torch.equal(found, stacked(record.images).float()):
+    if not torch.equal(found, record.images.float()):
         raise Failure(f"differs by {(found - record.images.float()).abs().max().item():.2g}")
     if found.ndim not in (4, 5) or found.shape[-3] != 3:
         raise Failure(f"shape {tuple(found.shape)}; images are [N, 3, H, W], videos [N, F, 3, H, W]")
@@ -335,7 +335,7 @@ def _pictures(subject: Subject, pipe: object) -> Tensor:
     generators = [torch.Generator().manual_seed(70 + k) for k in range(len(prompts))]
     scheduler = pipe.scheduler  # type: ignore[attr-defined]
     made = caller.run(scheduler, prompts, subject.steps, output_type="pt", generator=generators)
-    return stacked(made).float().cpu()
+    return stacked(made, len(prompts)).float().cpu()
 
 
 def _require_same_pictures(subject: Subject, plain: object, expected: Tensor, by: str) -> None:

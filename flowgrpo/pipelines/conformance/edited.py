@@ -31,7 +31,12 @@ def _hunyuan_refiner() -> Any:
         text_encoder=parts.qwen2_5_vl(layers=3),
         tokenizer=parts.long_tokenizer(),
         transformer=hunyuan_image_transformer(
-            in_channels=16, out_channels=8, patch_size=(1, 1, 1), rope_axes_dim=(2, 2, 4), text_embed_2_dim=None, guidance_embeds=True
+            in_channels=16,
+            out_channels=8,
+            patch_size=(1, 1, 1),
+            rope_axes_dim=(2, 2, 4),
+            text_embed_2_dim=None,
+            guidance_embeds=True,
         ),
         guider=diffusers.AdaptiveProjectedMixGuidance(adaptive_projected_guidance_momentum=None),
     )

@@ -303,7 +303,8 @@ IMAGES_MORE: dict[str, Tiny] = {
     "PRXPixelPipeline": Tiny(_prx_pixel, {**_GUIDED, "use_resolution_binning": False}),
     "BriaPipeline": Tiny(_bria, {"height": 32, "width": 32, "negative_prompt": "blue", "max_sequence_length": 16}),
     "BriaFiboPipeline": Tiny(
-        lambda: diffusers.BriaFiboPipeline(**bria_fibo_parts()), {"height": 64, "width": 64, "negative_prompt": "blue", "max_sequence_length": 32}
+        lambda: diffusers.BriaFiboPipeline(**bria_fibo_parts()),
+        {"height": 64, "width": 64, "negative_prompt": "blue", "max_sequence_length": 32},
     ),
     "OvisImagePipeline": Tiny(_ovis, {**_GUIDED, "max_sequence_length": 128}),
     "LongCatImagePipeline": Tiny(

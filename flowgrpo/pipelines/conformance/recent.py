@@ -10,6 +10,7 @@ from . import autoencoders
 from . import encoders as parts
 from .images import euler, flux2_klein_parts, shifted_scheduler, zimage_parts
 from .tiny import Tiny
+from .videos import unipc
 
 
 def _qwen_image21() -> Any:
@@ -88,6 +89,29 @@ def _motif_video() -> Any:
     )
 
 
+def _cosmos3() -> Any:
+    transformer = diffusers.Cosmos3OmniTransformer(
+        head_dim=8,
+        hidden_size=16,
+        intermediate_size=32,
+        latent_channel=4,
+        patch_latent_dim=16,
+        num_attention_heads=2,
+        num_hidden_layers=2,
+        num_key_value_heads=1,
+        vocab_size=parts.VOCAB,
+        rope_axes_dim=(2, 1, 1),
+    )
+    return diffusers.Cosmos3OmniPipeline(
+        transformer=transformer,
+        text_tokenizer=parts.long_tokenizer(),
+        vae=autoencoders.wan(),
+        scheduler=unipc(),
+        enable_safety_checker=False,
+        default_use_system_prompt=False,
+    )
+
+
 def _kandinsky6() -> Any:
     transformer = diffusers.Kandinsky6Transformer3DModel(
         in_visual_dim=4,
@@ -158,6 +182,10 @@ def _zimage_omni() -> Any:
 
 
 RECENT: dict[str, Tiny] = {
+    "Cosmos3OmniPipeline": Tiny(
+        _cosmos3,
+        {"height": 32, "width": 32, "num_frames": 5, "guidance_scale": 4.0, "negative_prompt": "blue"},
+    ),
     "QwenImage21Pipeline": Tiny(
         _qwen_image21,
         {"height": 64, "width": 64, "true_cfg_scale": 4.0, "negative_prompt": "blue", "use_kv_cache": False},
