@@ -27,11 +27,12 @@ def list_pipelines() -> None:
     from ..pipelines.conformance.table import class_of
     from ..weights.pipeline_classes import ADAPTERS
 
+    width = max(map(len, TINY))
     for name in TINY:
         kind = class_of(name)
         adapter = ADAPTERS.get(kind)
         remark = REASONS.get(kind) or (adapter.why if adapter else "")
-        say(f"{name:<48} {'not yet: ' if kind in REASONS else ''}{remark}".rstrip())
+        say(f"{name:<{width}}  {'not yet: ' if kind in REASONS else ''}{remark}".rstrip())
 
 
 @pipelines_app.command("check")

@@ -127,17 +127,28 @@ def exact_variant(replay: StateCaller, own: Schedule, record: Record, variants: 
     return _first(replay, variants, fault, "evaluate")
 
 
+# A few numbers may be 0 by chance in 16 bits. A frame of a long video is more of the state than this share.
+STILL = 0.005
+
+
 def require_dependence(replay: StateCaller, own: Schedule, record: Record, variant: str) -> None:
-    """Refuse a pipeline whose prediction does not depend on the state, or not on the noise level.
+    """Refuse a pipeline whose prediction does not depend on the state, or not on the noise level, or is 0 in places.
 
     A replay can be exact even without this dependence, so an exact replay is not enough. The check costs one
     evaluation. A model whose predictions are all 0 passes, because output layers are 0 before any training.
 
     Raises:
-        PipelineError: if there is no dependence; the message says what has no effect.
+        PipelineError: if there is no dependence, or a part of the state is held; the message says what is wrong.
     """
     if len(record.states) < 2 or not bool(record.predictions[0].any()):
         return
+    still = torch.stack([(prediction == 0).all(0) for prediction in record.predictions]).all(0).float().mean().item()
+    if still > STILL:
+        raise PipelineError(
+            f"{type(replay.caller.pipe).__name__} predicts exactly 0 for {still:.0%} of the state at every step. It "
+            "holds this part, as a given first frame, and the noise of a rollout would change it. Leave out the "
+            "picture or video that it holds"
+        )
     with torch.no_grad():
         crossed = replay.predict(variant, record.states[0], own, 1, record.prompts)
     name = type(replay.caller.pipe).__name__

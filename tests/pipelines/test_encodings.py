@@ -117,6 +117,10 @@ def test_fingerprints_tell_contents_apart() -> None:
     assert len(set(marks)) == len(values)
     assert fingerprint(torch.ones(4, 4)[:, 1]) == fingerprint(torch.ones(4))
     assert fingerprint(Image.fromarray(np.array(picture(8)))) == fingerprint(picture(8))
+    # A dimension of one element has no use for its stride.
+    odd = torch.ones(6).as_strided((2, 1), (1, 3))
+    assert fingerprint(odd) == fingerprint(torch.ones(2, 1))
+    assert fingerprint(torch.tensor(1.0, dtype=torch.bfloat16)) != fingerprint(torch.tensor(2.0, dtype=torch.bfloat16))
     assert fingerprint(torch.Generator()) is None
     assert fingerprint([1, object()]) is None
 

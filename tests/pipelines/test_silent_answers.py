@@ -10,7 +10,9 @@ import pytest
 import torch
 from diffusers import StableDiffusion3Pipeline
 
+from flowgrpo.pipelines.callers import stacked
 from flowgrpo.pipelines.conformance import checks, conform
+from flowgrpo.pipelines.conformance.conditioned import picture
 from flowgrpo.pipelines.conformance.subject import CheckOutcome, Failure, Subject
 from flowgrpo.pipelines.denoiser import Denoiser
 from flowgrpo.weights.pipeline_classes import ADAPTERS
@@ -60,6 +62,41 @@ def test_the_first_state_evaluated_for_ever_is_refused() -> None:
 
     with pytest.raises(RuntimeError, match="makes the same prediction for two different states"):
         denoiser(planted(forward=stale)).self_check(PROMPTS)
+
+
+def test_a_part_of_the_state_that_is_held_is_refused() -> None:
+    """A class that predicts 0 for a given first frame keeps it in its own loop; a rollout would put noise on it."""
+    tiny = conform.TINY["Cosmos3OmniPipeline"]
+    held = {**tiny.call, "image": picture(32)}
+    with pytest.raises(
+        RuntimeError, match=r"Cosmos3OmniPipeline predicts exactly 0 for 50% of the state at every step"
+    ):
+        Denoiser(tiny.fresh(), num_steps=STEPS, call=held).self_check(PROMPTS)
+
+
+def test_a_class_that_writes_into_its_latents_does_not_change_the_state() -> None:
+    """Sana puts the given frame into the tensor that it was handed as `latents`."""
+    tiny = conform.TINY["SanaImageToVideoPipeline"]
+    made = Denoiser(tiny.fresh(), num_steps=STEPS, call=tiny.call)
+    made.self_check(PROMPTS)
+    x = made.initial_noise([torch.Generator().manual_seed(k) for k in range(2)])
+    before = x.clone()
+    for variant in ("direct", "inject"):
+        with pytest.raises(RuntimeError, match=r"is not the one supplied|returned no tensor"):
+            made.replay.predict(variant, x, made._own, 0, PROMPTS)
+        assert torch.equal(x, before)
+
+
+def test_one_video_without_a_batch_dimension_is_a_video() -> None:
+    tiny = conform.TINY["Cosmos3OmniPipeline"]
+    made = Denoiser(tiny.fresh(), num_steps=STEPS, call=tiny.call)
+    made.self_check(PROMPTS)
+    x = made.initial_noise([torch.Generator().manual_seed(k) for k in range(2)])
+    found = made.decode(x, PROMPTS)
+    assert found.shape == (2, 5, 3, 32, 32)
+    assert torch.equal(found[1:], made.decode(x[1:], PROMPTS[1:]))
+    with pytest.raises(RuntimeError, match="returned 3 images or videos for 2 prompts"):
+        stacked(torch.zeros(3, 3, 8, 8), 2)
 
 
 def test_a_timestep_that_is_always_the_same_is_refused() -> None:

@@ -85,7 +85,7 @@ ANIMATED: dict[str, Tiny] = {
         {**_HUNYUAN, "num_frames": 9, "prompt_template": _TEMPLATE},
         notes="cuts the first four of `num_frames` frames off, which show the picture",
     ),
-    "HunyuanVideoImageToVideoPipeline, the picture as the first frame": Tiny(
+    "HunyuanVideoImageToVideoPipeline, as the first frame": Tiny(
         lambda: _hunyuan_image_to_video("token_replace", 4), {**_HUNYUAN, "prompt_template": _TEMPLATE}
     ),
     "HunyuanSkyreelsImageToVideoPipeline": Tiny(_hunyuan_skyreels, _HUNYUAN),

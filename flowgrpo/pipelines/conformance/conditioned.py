@@ -51,7 +51,7 @@ def mask(size: int = 16) -> Image.Image:
     return Image.fromarray(values)
 
 
-strength_note = "at strength 1: below 1 some steps are left out, and the self-check refuses the pipeline"
+STRENGTH_NOTE = "at strength 1: below 1 some steps are left out, and the self-check refuses the pipeline"
 _FLUX = {**_SMALL, "guidance_scale": 3.5, "max_sequence_length": 16}
 _PAINTED = {"image": picture(), "mask_image": mask()}
 _QWEN = {**_SMALL, "true_cfg_scale": 3.0, "negative_prompt": "a blue square"}
@@ -172,7 +172,7 @@ CONDITIONED: dict[str, Tiny] = {
     "FluxImg2ImgPipeline": Tiny(
         lambda: diffusers.FluxImg2ImgPipeline(**flux_parts()),
         {**_FLUX, "image": picture(), "strength": 1.0},
-        notes=strength_note,
+        notes=STRENGTH_NOTE,
     ),
     "FluxInpaintPipeline": Tiny(
         lambda: diffusers.FluxInpaintPipeline(**flux_parts()), {**_FLUX, **_PAINTED, "strength": 1.0}
@@ -185,7 +185,7 @@ CONDITIONED: dict[str, Tiny] = {
     "StableDiffusion3Img2ImgPipeline": Tiny(
         lambda: diffusers.StableDiffusion3Img2ImgPipeline(**sd3_parts()),
         {**_GUIDED, "image": picture(), "strength": 1.0, "max_sequence_length": 16},
-        notes=strength_note,
+        notes=STRENGTH_NOTE,
     ),
     "StableDiffusion3InpaintPipeline": Tiny(
         lambda: diffusers.StableDiffusion3InpaintPipeline(**sd3_parts(16)),
@@ -208,7 +208,7 @@ CONDITIONED: dict[str, Tiny] = {
     "QwenImageImg2ImgPipeline": Tiny(
         lambda: diffusers.QwenImageImg2ImgPipeline(**qwenimage_parts()),
         {**_QWEN, "image": picture(), "strength": 1.0},
-        notes=strength_note,
+        notes=STRENGTH_NOTE,
     ),
     "QwenImageInpaintPipeline": Tiny(
         lambda: diffusers.QwenImageInpaintPipeline(**qwenimage_parts()), {**_QWEN, **_PAINTED, "strength": 1.0}
@@ -217,7 +217,7 @@ CONDITIONED: dict[str, Tiny] = {
     "ZImageImg2ImgPipeline": Tiny(
         lambda: diffusers.ZImageImg2ImgPipeline(**zimage_parts()),
         {**_GUIDED, "image": picture(), "strength": 1.0, "max_sequence_length": 48},
-        notes=strength_note,
+        notes=STRENGTH_NOTE,
     ),
     "ZImageInpaintPipeline": Tiny(
         lambda: diffusers.ZImageInpaintPipeline(**zimage_parts()),
@@ -226,7 +226,7 @@ CONDITIONED: dict[str, Tiny] = {
     "ChromaImg2ImgPipeline": Tiny(
         lambda: diffusers.ChromaImg2ImgPipeline(**chroma_parts()),
         {**_GUIDED, "image": picture(), "strength": 1.0, "max_sequence_length": 16},
-        notes=strength_note,
+        notes=STRENGTH_NOTE,
     ),
     "ChromaInpaintPipeline": Tiny(
         lambda: diffusers.ChromaInpaintPipeline(**chroma_parts()),
@@ -275,7 +275,7 @@ CONDITIONED: dict[str, Tiny] = {
             "negative_prompt": "blue",
             "max_sequence_length": 16,
         },
-        notes=strength_note,
+        notes=STRENGTH_NOTE,
     ),
     "WanVACEPipeline": Tiny(
         _wan_vace,

@@ -1,4 +1,4 @@
-"""Tiny instances of further classes that take a control image, a control video or a mask."""
+"""Tiny instances of further classes that take a control image or a mask."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from typing import Any
 
 import diffusers
 
-from . import autoencoders
-from . import encoders as parts
-from .conditioned import awake, flux_controlnet, mask, picture, qwen_controlnet, sd3_controlnet, strength_note
-from .images import euler, flux_parts, sana_parts, sd3_parts, zimage_parts
+from .conditioned import STRENGTH_NOTE, awake, flux_controlnet, mask, picture, qwen_controlnet, sd3_controlnet
+from .images import flux_parts, sana_parts, sd3_parts, zimage_parts
 from .tiny import Tiny
+from .videos import easyanimate_parts
 
 _SMALL = {"height": 16, "width": 16}
 _GUIDED = {**_SMALL, "guidance_scale": 4.0, "negative_prompt": "blue"}
@@ -57,41 +56,16 @@ def _zimage_controlnet(kind: str, channels: int) -> Any:
     return getattr(diffusers, kind)(**zimage_parts(), controlnet=awake(controlnet))
 
 
-def _easyanimate(kind: str, channels: int) -> Any:
-    transformer = diffusers.EasyAnimateTransformer3DModel(
-        num_attention_heads=2,
-        attention_head_dim=16,
-        in_channels=channels,
-        out_channels=4,
-        patch_size=2,
-        sample_width=8,
-        sample_height=8,
-        num_layers=2,
-        mmdit_layers=2,
-        time_embed_dim=8,
-        text_embed_dim=16,
-    )
-    return getattr(diffusers, kind)(
-        vae=autoencoders.magvit(),
-        text_encoder=parts.qwen2_vl(),
-        tokenizer=parts.long_tokenizer(),
-        transformer=transformer,
-        scheduler=euler(),
-    )
-
-
-_FILM = [picture(32, k) for k in range(5)]
-
 CONTROLLED: dict[str, Tiny] = {
     "FluxControlImg2ImgPipeline": Tiny(
         lambda: diffusers.FluxControlImg2ImgPipeline(**flux_parts(32, 16)),
         {**_FLUX, "image": picture(), "control_image": picture(phase=3)},
-        notes=strength_note,
+        notes=STRENGTH_NOTE,
     ),
     "FluxControlNetImg2ImgPipeline": Tiny(
         lambda: flux_controlnet("FluxControlNetImg2ImgPipeline"),
         {**_FLUX, "image": picture(), "control_image": picture(phase=3)},
-        notes=strength_note,
+        notes=STRENGTH_NOTE,
     ),
     "StableDiffusion3ControlNetInpaintingPipeline": Tiny(
         lambda: sd3_controlnet("StableDiffusion3ControlNetInpaintingPipeline", extra=1),
@@ -100,7 +74,7 @@ CONTROLLED: dict[str, Tiny] = {
     "StableDiffusion3PAGImg2ImgPipeline": Tiny(
         lambda: diffusers.StableDiffusion3PAGImg2ImgPipeline(**sd3_parts(), pag_applied_layers=["blocks.0"]),
         {**_GUIDED, "image": picture(), "strength": 1.0, "pag_scale": 1.0, "max_sequence_length": 16},
-        notes=strength_note,
+        notes=STRENGTH_NOTE,
     ),
     "SanaControlNetPipeline": Tiny(_sana_controlnet, {**_SANA, "control_image": picture(32)}),
     "ZImageControlNetPipeline": Tiny(
@@ -127,11 +101,8 @@ CONTROLLED: dict[str, Tiny] = {
             "control_mask": mask(),
         },
     ),
-    "EasyAnimateControlPipeline": Tiny(
-        lambda: _easyanimate("EasyAnimateControlPipeline", 8), {**_VIDEO, "control_video": _FILM}
-    ),
     "EasyAnimateInpaintPipeline": Tiny(
-        lambda: _easyanimate("EasyAnimateInpaintPipeline", 9),
+        lambda: diffusers.EasyAnimateInpaintPipeline(**easyanimate_parts(9)),
         _VIDEO,
         notes="without a video, which the class takes as a tensor only",
     ),

@@ -1,4 +1,4 @@
-"""Why a pipeline class is not in the table: its `__call__` cannot be replayed, or it needs more than a prompt."""
+"""Why a pipeline class does not work: its `__call__` cannot be replayed, or it takes no prompt."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ _NO_FLOW = "its noise levels go up to 80 (EDM), where the kernels of flow matchi
 _WITH_SOUND = "has two states, picture and sound, and takes two steps at each noise level"
 _SOUND = "makes sound only, and no reward here scores sound"
 _ITS_TRANSFORMER = "its own call fails: it reads a field that is missing in its transformer's configuration"
+_EDITED = "between its steps, it pastes in the picture that it edits; a rollout does not do this"
 
 # What prevents a replay of a class. The checks found it, or it was found by reading the class's `__call__`.
 REASONS: dict[str, str] = {
@@ -27,6 +28,11 @@ REASONS: dict[str, str] = {
     "QwenImageEditInpaintPipeline": _EDITS,
     "ZImageInpaintPipeline": _EDITS,
     "ChromaInpaintPipeline": _ITS_TRANSFORMER,
+    "EasyAnimateControlPipeline": "its own call fails: it passes an argument that its `encode_prompt` does not take",
+    "JoyImageEditPipeline": _EDITED,
+    "JoyImageEditPlusPipeline": _EDITED,
+    "QwenImageLayeredPipeline": "makes several layers for a prompt, and a reward here scores one picture",
+    "VisualClozeGenerationPipeline": "takes a task, a content and a grid of example pictures in place of a prompt",
     "SanaSprintPipeline": "TrigFlow: its time is an angle, and its step returns two states; it needs its own kernel",
     "SanaSprintImg2ImgPipeline": "TrigFlow, like SanaSprintPipeline",
     "LTX2Pipeline": _WITH_SOUND,
@@ -61,44 +67,7 @@ REASONS: dict[str, str] = {
     "StableAudio3InpaintPipeline": _SOUND,
 }
 
-_TO_EDIT = "edits a picture"
-_CONTROLLED = "takes a control image"
-_FIRST_FRAME = "makes a video from a picture"
-
-# What an untried class needs in addition to a prompt. Nothing in its `__call__` is known to prevent a replay.
-UNTRIED: dict[str, str] = {
-    "BriaFiboEditPipeline": f"{_TO_EDIT}, with an optional mask",
-    "Kandinsky5I2IPipeline": _TO_EDIT,
-    "JoyImageEditPipeline": _TO_EDIT,
-    "JoyImageEditPlusPipeline": "edits several pictures",
-    "ChronoEditPipeline": f"{_TO_EDIT}, as the last frame of a video; temporal reasoning must be off, because it drops "
-    "frames midway",
-    "LucyEditPipeline": "edits a video",
-    "QwenImageLayeredPipeline": "takes a picture apart into layers",
-    "StableDiffusion3PAGImg2ImgPipeline": f"{_TO_EDIT}, at strength 1",
-    "VisualClozeGenerationPipeline": "takes a grid of example pictures and two texts",
-    "HunyuanImageRefinerPipeline": "refines a picture",
-    "FluxControlImg2ImgPipeline": f"{_CONTROLLED} and a picture, at strength 1",
-    "FluxControlNetImg2ImgPipeline": f"{_CONTROLLED} and a picture, at strength 1",
-    "SanaControlNetPipeline": _CONTROLLED,
-    "ZImageControlNetPipeline": _CONTROLLED,
-    "ZImageControlNetInpaintPipeline": f"{_CONTROLLED}, a picture and a mask",
-    "QwenImageControlNetInpaintPipeline": f"{_CONTROLLED} and a mask",
-    "StableDiffusion3ControlNetInpaintingPipeline": f"{_CONTROLLED} and a mask",
-    "EasyAnimateControlPipeline": "takes a control video",
-    "EasyAnimateInpaintPipeline": "takes a video and a mask; between its steps, it pastes in the known part unless its "
-    "transformer takes the mask as channels",
-    "HunyuanVideoImageToVideoPipeline": f"{_FIRST_FRAME}; the picture is the first latent frame, or further channels",
-    "HunyuanSkyreelsImageToVideoPipeline": _FIRST_FRAME,
-    "MotifVideoImage2VideoPipeline": _FIRST_FRAME,
-    "SanaImageToVideoPipeline": f"{_FIRST_FRAME}, and denoises all latent frames except the first",
-    "Cosmos3OmniPipeline": "takes one prompt, whose tokens go into the transformer itself; sound and action are "
-    "further states, and without them one state is left",
-}
-
 
 def reason(name: str) -> str:
-    """Why a class is not in the table of classes that work; `nobody has tried it` if nothing else is known."""
-    if name in UNTRIED:
-        return f"{UNTRIED[name]}; nobody has tried it"
+    """Why a class is not in the table of classes that work; `nobody has tried it` if nothing is known."""
     return REASONS.get(name, "nobody has tried it")

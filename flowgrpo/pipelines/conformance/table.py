@@ -16,7 +16,7 @@ import transformers
 
 from ...weights.pipeline_classes import ADAPTERS
 from .conform import TINY, Result
-from .reasons import REASONS, UNTRIED, reason
+from .reasons import REASONS, reason
 
 
 def class_of(name: str) -> str:
@@ -97,5 +97,5 @@ def unchecked() -> list[str]:
     """Flow-matching classes of the installed diffusers without a tiny instance."""
     known = {class_of(name) for name in TINY}
     # Some classes of flow matching are not found by `flow_classes`, because their files name another scheduler.
-    named = {*REASONS, *UNTRIED} & set(dir(diffusers))
+    named = set(REASONS) & set(dir(diffusers))
     return sorted({*flow_classes(), *named} - known)

@@ -257,11 +257,12 @@ def skyreels_transformer(channels: int = 4, **settings: Any) -> Any:
     return wan_transformer(channels, "SkyReelsV2Transformer3DModel", **settings)
 
 
-def _easyanimate() -> Any:
+def easyanimate_parts(channels: int = 4) -> dict[str, Any]:
+    """Components of the EasyAnimate family."""
     transformer = diffusers.EasyAnimateTransformer3DModel(
         num_attention_heads=2,
         attention_head_dim=16,
-        in_channels=4,
+        in_channels=channels,
         out_channels=4,
         patch_size=2,
         sample_width=8,
@@ -271,13 +272,13 @@ def _easyanimate() -> Any:
         time_embed_dim=8,
         text_embed_dim=16,
     )
-    return diffusers.EasyAnimatePipeline(
-        vae=autoencoders.magvit(),
-        text_encoder=parts.qwen2_vl(),
-        tokenizer=parts.long_tokenizer(),
-        transformer=transformer,
-        scheduler=euler(),
-    )
+    return {
+        "vae": autoencoders.magvit(),
+        "text_encoder": parts.qwen2_vl(),
+        "tokenizer": parts.long_tokenizer(),
+        "transformer": transformer,
+        "scheduler": euler(),
+    }
 
 
 _TEXT = {"max_sequence_length": 16}
@@ -323,5 +324,5 @@ VIDEOS: dict[str, Tiny] = {
     "SkyReelsV2Pipeline": Tiny(
         lambda: diffusers.SkyReelsV2Pipeline(**wan_parts(skyreels_transformer())), {**_GUIDED, **_TEXT}
     ),
-    "EasyAnimatePipeline": Tiny(_easyanimate, _GUIDED),
+    "EasyAnimatePipeline": Tiny(lambda: diffusers.EasyAnimatePipeline(**easyanimate_parts()), _GUIDED),
 }
