@@ -16,10 +16,15 @@ from .scores import normalise
 from .serving import wire
 from .serving.client_pool import ClientPool
 from .serving.declaration import SAMPLES, Declaration
-from .serving.http_client import ServerError, Unavailable, check_url, persist
+from .serving.http_client import ServerError, Unavailable, check_url
+from .serving.persistence import persist
 from .waiting import pause
 
 MOST_REPLY_BYTES = 256 << 20
+IF_BUSY = (
+    "list more servers in `url`, give a larger `timeout`, or let more requests wait with `flowgrpo rewards serve "
+    "--waiting`"
+)
 
 
 class NeverSent(ValueError):
@@ -33,7 +38,7 @@ class Remote:
 
     It first asks the server which reward it serves. Then it is called exactly as that reward would be: with the same
     columns, in batches of the same size, and with whole groups if the reward compares them. While the server cannot be
-    reached or is too busy, a call waits and asks again. So nothing is lost if the server is killed and started again. A
+    reached or is busy, a call waits and asks again. So nothing is lost if the server is killed and started again. A
     server that comes back with another reward, or with other options, is refused.
 
     Args:
@@ -43,8 +48,10 @@ class Remote:
         ca_file: PEM file with the certificate of the server or of its authority, if `url` begins with https:// and the
             system does not trust that certificate.
         reward: expected name of the served reward in the metrics; a server with another reward is refused.
-        timeout: seconds for one request in all: connecting, sending, its turn in the queue, scoring, the reply.
-        patience: for how many seconds a call tries to reach the server.
+        timeout: seconds for one request in all: connecting, sending, its turn in the queue, scoring, the reply. A
+            server may also answer for as long that it is busy, or for `patience` if that is longer.
+        patience: for how many seconds a call tries to reach the server. Time in which the server answers that it is
+            busy is not counted.
         encoding: how images are sent. "float32" keeps every bit. "uint8" takes a quarter of the size, and "png" still
             less; both round to the 256 levels of a picture file.
         batch_size: largest number of samples in one request, in place of the batch size of the served reward.
@@ -70,7 +77,7 @@ class Remote:
         batch_size: int | None = None,
     ) -> None:
         self.check_options("remote", {"url": url, "timeout": timeout, "patience": patience, "encoding": encoding})
-        self.patience, self.encoding = patience, encoding
+        self.patience, self.timeout, self.encoding = patience, timeout, encoding
         self._client = ClientPool(
             "remote", url, token_env=token_env, ca_file=ca_file, timeout=timeout, most_bytes=MOST_REPLY_BYTES
         )
@@ -228,12 +235,13 @@ class Remote:
             least = (min(one.most_bytes for one in limits), min(one.most_samples for one in limits))
             return declaration, replace(limits[0], most_bytes=least[0], most_samples=least[1])
         except Unavailable as error:
-            raise ValueError(f"remote: {error}; start `flowgrpo rewards serve NAME` there") from None
+            mend = "" if error.busy else "; start `flowgrpo rewards serve NAME` there"
+            raise ValueError(f"remote: {error}{mend}") from None
         except (ServerError, ValueError, TypeError, KeyError, RecursionError) as error:
             raise ValueError(f"remote: {url} is not a usable server of a reward: {error}") from None
 
     def _persist(self, attempt: Callable[[], Any]) -> Any:
-        return persist(attempt, self.patience, sleep=self.sleep, clock=self.clock)
+        return persist(attempt, self.patience, self.timeout, advice=IF_BUSY, sleep=self.sleep, clock=self.clock)
 
 
 def _what_is_served(body: bytes) -> tuple[Declaration, wire.WireLimits]:

@@ -191,6 +191,20 @@ def test_patience_has_an_end(stub: Stub, clock: FakeClock):
     assert clock.now <= 10
 
 
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_busy_server_uses_up_no_patience(stub: Stub, clock: FakeClock, status: int):
+    server = stub(lambda request, number: failed(status, Retry_After="5") if clock.now < 90 else said("at last"))
+    assert ask(server, "?", patience=10)[0].text == "at last"
+    assert clock.now >= 90
+
+
+def test_a_server_that_stays_busy_is_given_up_after_the_time_of_an_answer(stub: Stub, clock: FakeClock):
+    server = stub(lambda request, number: failed(429, Retry_After="20"))
+    with pytest.raises(Unavailable, match=r"429.*tried 5 times.*the server is busy: .*`server.concurrency`"):
+        ask(server, "?", patience=10, timeout=90)
+    assert clock.pauses == [20.0] * 4
+
+
 def test_a_server_that_does_not_answer_in_time_is_asked_again(stub: Stub, clock: FakeClock):
     release = threading.Event()
 

@@ -264,6 +264,29 @@ def test_patience_has_an_end(serve, clock):
     assert clock.now <= 4 * 20
 
 
+def test_a_busy_server_uses_up_no_patience(serve, clock):
+    server = serve("level", waiting=0)
+    away = remote(server.url, patience=20)
+    place = server.service.admit()
+    place.__enter__()
+    clock.on_sleep = lambda: place.__exit__(None, None, None) if clock.now > 400 else None
+    assert away.score(images(), PROMPTS).values.shape == (5, 1)
+    assert 400 < clock.now < 440
+
+
+def test_a_server_that_stays_busy_is_given_up_after_the_time_of_a_request(serve, clock):
+    server = serve("level", waiting=0)
+    away = remote(server.url, patience=20, timeout=90)
+    with (
+        server.service.admit(),
+        pytest.raises(
+            RewardError, match=r"503.*tried \d+ times.*the server is busy: list more servers in `url`.*--wait"
+        ),
+    ):
+        away.score(images(), PROMPTS)
+    assert 4 * 60 < clock.now <= 4 * 90
+
+
 # -- construction -----------------------------------------------------------------------------------------------------
 
 
@@ -387,6 +410,17 @@ def test_if_every_server_is_away_each_reason_is_said(serve, clock):
         away.score(images(), PROMPTS)
     assert all(f"{server.url}: " in str(failed.value) for server in (one, two))
     assert clock.now > 0
+
+
+def test_one_busy_server_among_servers_that_are_away_uses_up_no_patience(serve, clock):
+    one, two = serve("level"), serve("level", waiting=0)
+    away = remote([one.url, two.url], patience=20)
+    one.kill()
+    place = two.service.admit()
+    place.__enter__()
+    clock.on_sleep = lambda: place.__exit__(None, None, None) if clock.now > 100 else None
+    assert away.score(images(), PROMPTS).values.shape == (5, 1)
+    assert clock.now > 100
 
 
 def test_servers_of_different_rewards_are_refused(serve):

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from ...parts.plugins import nearest
 from ..options import check_seconds
-from ..serving.http_client import BUSY, HttpClient, ServerError, Unavailable, check_url, persist
+from ..serving.http_client import BUSY, HttpClient, ServerError, Unavailable, check_url
+from ..serving.persistence import persist
 from ..waiting import Unwanted, pause
 from .judge_images import data_urls
 
@@ -30,6 +31,7 @@ OURS = ("model", "messages", "prompt", "temperature", "max_tokens", "stream", "n
 ALTERNATIVES = 20
 MOST_REPLY_BYTES = 4 << 20
 REMEMBERED = 4096
+IF_BUSY = "give a larger `server.timeout` or a smaller `server.concurrency`, or a server with more GPUs"
 # Error codes with which hosted servers refuse a certain picture or text, not the request itself.
 FILTERED = ("content_filter", "content_policy_violation", "moderation_blocked")
 
@@ -44,8 +46,10 @@ class JudgeServer:
         key_env: environment variable with the API key; None sends no key.
         api: "chat", or "completions" for a language model without a chat template.
         concurrency: how many questions are asked at the same time, at most.
-        timeout: seconds for one answer.
-        patience: for how many seconds a question is tried again if the server is unavailable.
+        timeout: seconds for one answer. A server may also reply for as long that it is busy, or for `patience` if that
+            is longer.
+        patience: for how many seconds a question is tried again if the server is unavailable. Time in which the server
+            replies that it is busy is not counted.
         max_tokens: largest number of tokens of an answer; None uses the default of the reward.
         side: images are shrunk until their longest side has at most this many pixels; None sends them unchanged.
         frames: how many frames of a video are sent at most, evenly spaced.
@@ -186,7 +190,7 @@ class JudgeClient:
         """Return the answers in the order of the questions.
 
         Raises:
-            Unavailable: the server could not be reached, was busy or failed for longer than the patience.
+            Unavailable: the server could not be reached or failed for longer than the patience, or stayed busy.
             ServerError: the server refused a question, or its reply is not an answer.
         """
         if not questions:
@@ -282,7 +286,10 @@ class JudgeClient:
         # Questions that failed at the same time must not be repeated at the same time.
         spread = 0.75 + key[0] / 512
         sleep = self.sleep or partial(pause, sleep=stop.wait)
-        return persist(attempt, self.server.patience, sleep=sleep, clock=self.clock, spread=spread)
+        server = self.server
+        return persist(
+            attempt, server.patience, server.timeout, advice=IF_BUSY, sleep=sleep, clock=self.clock, spread=spread
+        )
 
     def _read(self, body: bytes) -> JudgeReply:
         try:

@@ -84,6 +84,6 @@ def _all_away(errors: Sequence[Unavailable]) -> Unavailable:
     """The error of a request that every server left unanswered."""
     if len(errors) == 1:
         return errors[0]
-    # The first server that is free again can take the request.
-    pause = min(error.pause for error in errors)
-    return Unavailable("; ".join(map(str, errors)), errors[-1].status, errors[-1].body, pause)
+    # The first server that is free again can take the request. If one is busy, the reward is there.
+    pause, busy = min(error.pause for error in errors), any(error.busy for error in errors)
+    return Unavailable("; ".join(map(str, errors)), errors[-1].status, errors[-1].body, pause, busy)

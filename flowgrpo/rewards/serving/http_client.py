@@ -8,37 +8,32 @@ message or log.
 from __future__ import annotations
 
 import ipaddress
-import logging
 import os
 import re
 import ssl
 import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from http.client import BadStatusLine
 from http.cookiejar import DefaultCookiePolicy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
     from .exchange import Exchange
 
 CONNECT_SECONDS = 10.0
-FIRST_PAUSE = 1.0
-LONGEST_PAUSE = 30.0
 LONGEST_ASKED_PAUSE = 300.0
 CHUNK_BYTES = 1 << 16
 MESSAGE_CHARACTERS = 500
 # 500 is not in this set, because `flowgrpo rewards serve` answers 500 if the reward itself failed.
 BUSY = frozenset({408, 425, 429, 502, 503, 504})
+WORKING = frozenset({429, 503})
+"""Statuses that tell, together with a header Retry-After, that the server works on other requests."""
 HIDDEN = "[hidden]"
-
-_log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 
 class ServerError(RuntimeError):
@@ -64,11 +59,14 @@ class Unavailable(ServerError):
 
     Attributes:
         pause: seconds that the server asked the client to wait before it tries again, or 0.
+        busy: whether the server said that it works on other requests.
     """
 
-    def __init__(self, message: str, status: int | None = None, body: str = "", pause: float = 0.0) -> None:
+    def __init__(
+        self, message: str, status: int | None = None, body: str = "", pause: float = 0.0, busy: bool = False
+    ) -> None:
         super().__init__(message, status, body)
-        self.pause = pause
+        self.pause, self.busy = pause, busy
 
     @property
     def final(self) -> bool:
@@ -200,7 +198,8 @@ class HttpClient:
         text = hide(reply.body.decode("utf-8", "replace"), token)
         message = f"{self.url}{path} answered {reply.status}: {text[:MESSAGE_CHARACTERS].strip() or 'nothing more'}"
         if reply.status in self.busy:
-            raise Unavailable(message, reply.status, text, asked_pause(wanted))
+            busy = reply.status in WORKING and wanted is not None
+            raise Unavailable(message, reply.status, text, asked_pause(wanted), busy)
         if reply.status in (401, 403):
             source = self.token_env or "none was sent: name an environment variable that holds it"
             message += f" (key: {source})"
@@ -298,44 +297,6 @@ class HttpClient:
             if exchange.over:
                 raise TimeoutError
         return b"".join(parts)
-
-
-def persist(
-    attempt: Callable[[], T],
-    patience: float,
-    *,
-    sleep: Callable[[float], object],
-    clock: Callable[[], float] = time.monotonic,
-    spread: float = 1.0,
-) -> T:
-    """Return the result of `attempt`. While the server is unavailable, try again, with pauses that double.
-
-    Args:
-        attempt: function that makes one request.
-        patience: seconds, counted from the first attempt, after which no further attempt begins.
-        sleep: function that waits; its argument is in seconds.
-        clock: function that returns the time in seconds.
-        spread: factor of the pauses; with different factors, many clients do not try again at the same time.
-
-    Raises:
-        Unavailable: the patience has run out; the message says how often the request was tried.
-    """
-    began, pause = clock(), FIRST_PAUSE
-    number = 1
-    while True:
-        try:
-            return attempt()
-        except Unavailable as error:
-            wait = max(pause * spread, error.pause)
-            waited = clock() - began
-            if waited + wait > patience:
-                tried = f"tried {number} times in {waited:.0f} s" if number > 1 else "tried once"
-                raise Unavailable(f"{error} ({tried})", error.status, error.body, error.pause) from None
-            if number == 1:
-                _log.warning("%s; trying again for up to %g s", error, patience)
-        sleep(wait)
-        number += 1
-        pause = min(2 * pause, LONGEST_PAUSE)
 
 
 def asked_pause(header: str | None) -> float:
