@@ -22,19 +22,20 @@ from torch import Tensor
 from ..configs.schema import AnyRecipe
 from ..configs.sections import PROMPT
 from ..core.addressing import address
-from ..rewards.base import Reward
+from ..rewards.base import Reward, RewardError
 from ..rewards.runner import RewardBatch, RewardSet
 from ..rewards.score_batches import join_scores
 from ..rewards.threads import Line
 from ..weights.averages import Ema
 from .credit.pooling import Batch, asked
 from .data import Data, PromptRow, templated
+from .distributed.failures import share_failure
 from .distributed.processes import Processes
 from .extensions.extension import Extensions
 from .recipe_rounds import is_uneven, refuse_comparisons
 from .reporting.clock import Clock
 from .tasks import Collected, Task
-from .uneven_groups import collect_rounds
+from .uneven_groups import collect_rounds, meets
 
 
 def runs_elsewhere(reward: Reward, device: torch.device) -> bool:
@@ -226,11 +227,21 @@ class Collector:
             with self.clock.part("reward"):
                 return scoring.scores(*asked([rows[p] for p in prompts], part))
 
+        settings = self.recipe.rollout
+        waited_for = meets(settings.budget)
+
         def pool(numbers: list[float]) -> tuple[list[float], list[int]]:
+            nonlocal waited_for
+            waited_for = False
+            share_failure(self.processes)
             return self.processes.pool(numbers, self.places)
 
-        settings = self.recipe.rollout
-        found = collect_rounds(settings.budget, len(rows), len(templates), settings.group, sampled, scored, pool)
+        try:
+            found = collect_rounds(settings.budget, len(rows), len(templates), settings.group, sampled, scored, pool)
+        except RewardError as error:
+            if waited_for:
+                share_failure(self.processes, error)
+            raise
         return Batch(self.places, rows, *found)
 
     def _key(self, iteration: int, prompt: int, round_number: int) -> int:

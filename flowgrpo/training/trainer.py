@@ -18,6 +18,7 @@ from .credit.combining import total_reward
 from .credit.from_scores import Credit
 from .credit.pooling import Batch, Pooled, asked, pooled
 from .data import Data, PromptRow
+from .distributed.failures import FailedTogether
 from .distributed.launching import optimizer_of
 from .distributed.processes import Processes, ended_together
 from .evaluating import Evaluations
@@ -159,9 +160,10 @@ class Trainer:
                 stopped = self.keeper.agreed()
                 self.keeper.write(self.next_iteration, before)
                 break
-            except RewardError:
-                # Only a process that is alone knows that no other process is in the middle of its step.
-                if self.processes.count == 1 and not self.stop.moved:
+            except RewardError as error:
+                # After any other error, another process may be in the middle of its step.
+                known = self.processes.count == 1 or isinstance(error, FailedTogether)
+                if known and not self.stop.moved:
                     self.keeper.write(self.next_iteration, before)
                 raise
             if not done:

@@ -19,6 +19,11 @@ from .joined_rollouts import JoinedRollouts
 from .tasks import Collected
 
 
+def meets(budget: BudgetConfig | None) -> bool:
+    """Whether the processes wait for each other in `pool`, once, after the first rollout."""
+    return budget is not None and budget.choice != "until"
+
+
 @dataclass(frozen=True)
 class UnevenGroups(JoinedRollouts):
     """Several rollouts of P prompts. A rollout has entries for some of the prompts, maybe several for one prompt."""

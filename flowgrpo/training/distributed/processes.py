@@ -19,6 +19,7 @@ from torch import Tensor
 from ...pipelines.experience import part_bounds
 from ...weights.kernel_choice import without_cudnn_attention
 from ...weights.pieces import is_cut
+from .failures import FailedTogether
 
 T = TypeVar("T")
 
@@ -147,7 +148,8 @@ def ended_together() -> Iterator[None]:
     """A context in which a failure of one process ends all: the others print its traceback and exit with status 1.
 
     Without this context, the others would wait in the next sum of gradients for as long as the backend allows. Every
-    process must enter the block. A process that fails waits a moment until the others know of the failure.
+    process must enter the block. A process that fails waits a moment until the others know of the failure. If all
+    processes know of it already, each of them reports it.
     """
     state = launched()
     if state.num_processes == 1 or not torch.distributed.is_initialized():
@@ -161,10 +163,10 @@ def ended_together() -> Iterator[None]:
     try:
         yield
     # A process that calls `sys.exit` would leave the others waiting as well.
-    except (Exception, SystemExit):
+    except (Exception, SystemExit) as error:
         over.set()
         watch.join()
-        _tell(store, state.process_index, state.num_processes)
+        _tell(store, state.process_index, state.num_processes, known=isinstance(error, FailedTogether))
         raise
     finally:
         over.set()
@@ -187,11 +189,11 @@ def _watch(store: Any, rank: int, over: threading.Event) -> None:
         os._exit(1)
 
 
-def _tell(store: Any, rank: int, count: int) -> None:
-    """Leave the traceback for the other processes, and wait until all have ended or failed."""
+def _tell(store: Any, rank: int, count: int, known: bool) -> None:
+    """Leave the traceback for the other processes, unless they know, and wait until all have ended or failed."""
     note = f"process {rank} of {count} failed, so this one ends as well. Its traceback:\n{traceback.format_exc()}"
     with suppress(RuntimeError):
         store.set(f"{_ENDED}/{rank}", "")
-        if not store.check([_FAILED]):
+        if not known and not store.check([_FAILED]):
             store.set(_FAILED, note)
         store.wait([f"{_ENDED}/{k}" for k in range(count)], timedelta(seconds=FAREWELL_SECONDS))
