@@ -179,12 +179,28 @@ def build(spec: RewardSpec) -> Reward:
 def outline(spec: RewardSpec) -> Reward:
     """Return a reward for checks, made from its entry and its signature alone.
 
-    No instance of a class is made, because the constructor could read weights. A class may have a static method
-    `check_options(name, options)`, which raises ValueError for options that need no weights and no server to be seen as
-    wrong.
+    No instance of a class is made, because the constructor could read weights.
 
     Raises:
         ValueError: as for `build`, or the instances of the class cannot be called.
+        MissingDependency: as for `build`.
+    """
+    target, short = checked(spec), spec.name.rpartition(":")[2]
+    if not isinstance(target, type) or spec.name in LIGHT:
+        return build(spec)
+    own = getattr(target, "name", None)
+    name = spec.label or (own if isinstance(own, str) and own else short)
+    return Reward(_Outline(target, name), name, spec.weight)
+
+
+def checked(spec: RewardSpec) -> Callable[..., Any]:
+    """Return the function or class of an entry, after a check of its options that makes no instance.
+
+    A class may have a static method `check_options(name, options)`, which raises ValueError for options that need no
+    weights and no server to be seen as wrong.
+
+    Raises:
+        ValueError: the name cannot be resolved, or an option is unknown, missing or wrong.
         MissingDependency: as for `build`.
     """
     target, short = resolve(spec.name), spec.name.rpartition(":")[2]
@@ -193,15 +209,20 @@ def outline(spec: RewardSpec) -> Reward:
             require(module)
     except ModuleNotFoundError as error:
         raise missing_dependency(short, error) from error
-    if not isinstance(target, type) or spec.name in LIGHT:
-        return build(spec)
     check_options(target, spec.options, spec.label or short)
-    own = getattr(target, "name", None)
-    name = spec.label or (own if isinstance(own, str) and own else short)
-    found = Reward(_Outline(target, name), name, spec.weight)
-    if callable(check := getattr(target, "check_options", None)):
+    if isinstance(target, type) and callable(check := getattr(target, "check_options", None)):
         check(spec.label or short, spec.options)
-    return found
+    return target
+
+
+def servers(spec: RewardSpec) -> list[str]:
+    """The servers that a reward asks, in words, for an entry that is `checked`; none of them is asked here.
+
+    A class says them with a static method `served_at(options)`.
+    """
+    target = resolve(spec.name)
+    own = inspect.getattr_static(target, "served_at", None) if isinstance(target, type) else None
+    return list(own.__func__(spec.options)) if isinstance(own, staticmethod) else []
 
 
 def sketch(target: Callable[..., Any], name: str) -> Reward:

@@ -16,7 +16,7 @@ from .scores import normalise
 from .serving import wire
 from .serving.client_pool import ClientPool
 from .serving.declaration import SAMPLES, Declaration
-from .serving.http_client import ServerError, Unavailable, check_url
+from .serving.http_client import ServerError, Unavailable, check_url, check_variable, server_in_words
 from .serving.persistence import persist
 from .waiting import pause
 
@@ -101,10 +101,16 @@ class Remote:
         url = options["url"]
         for one in url if isinstance(url, list) else [url]:
             check_url(name, one)
+        check_variable(name, options.get("token_env"))
         for seconds in (options[key] for key in ("timeout", "patience") if key in options):
             check_seconds(name, seconds)
         if (encoding := options.get("encoding", wire.ENCODINGS[0])) not in wire.ENCODINGS:
             raise ValueError(f"{name}: encoding is {encoding!r}; give one of {', '.join(wire.ENCODINGS)}")
+
+    @staticmethod
+    def served_at(options: Mapping[str, Any]) -> list[str]:
+        """The server of these options, in words."""
+        return [server_in_words(options["url"], options.get("token_env"))]
 
     def __call__(self, **arguments: Any) -> Scores:
         """Scores of the served reward.

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
 from .base import RESERVED, InvalidScores, Reward, RewardSpec, Scores, parameters
 from .inputs import Inputs
-from .registry import construct
-from .within import score_within, signature_of
+from .registry import checked, construct, outline
+from .within import inner_servers, score_within, signature_of
 
 PAIR = ("first", "second")
 PAIRS_PER_CALL = 32
+
+T = TypeVar("T")
 
 
 class WinRate:
@@ -68,10 +70,7 @@ class WinRate:
         margin: float = 0.0,
     ) -> None:
         self.judge, self.compares = _make_judge(judge, judge_options)
-        if not isinstance(both_orders, bool):
-            raise ValueError(f"win_rate: both_orders is {both_orders!r}; give true or false")
-        if isinstance(margin, bool) or not isinstance(margin, (int, float)) or not 0 <= margin < math.inf:
-            raise ValueError(f"win_rate: margin is {margin!r}; give a number of 0 or more, such as 0.01")
+        _check_settings(self.name, both_orders, margin)
         if margin and self.compares:
             raise ValueError(
                 f"win_rate: margin is {margin!r}, but the judge {judge!r} compares pairs and gives no scores; "
@@ -83,6 +82,21 @@ class WinRate:
         self.batch_size = 1 if self.remote else self.judge.batch_size
         needed = [name for name in self.judge.needed if not (self.compares and name in PAIR)]
         self.__signature__ = signature_of("prompts", "groups", *needed)
+
+    @staticmethod
+    def check_options(name: str, options: Mapping[str, Any]) -> None:
+        """Refuse a judge that cannot be made, without making it.
+
+        Raises:
+            ValueError: the judge's name or one of its options is wrong, or another option is.
+        """
+        _check_settings(name, options.get("both_orders", True), options.get("margin", 0.0))
+        _judge(_outlined, name, options["judge"], options.get("judge_options"))
+
+    @staticmethod
+    def served_at(options: Mapping[str, Any]) -> list[str]:
+        """The servers that the judge asks, in words."""
+        return inner_servers(options["judge"], options.get("judge_options"))
 
     def __call__(
         self,
@@ -197,6 +211,36 @@ def _pairs(inputs: Inputs) -> list[tuple[int, int]]:
     return [pair for rows in members.values() for pair in combinations(rows, 2)]
 
 
+def _check_settings(reward: str, both_orders: Any, margin: Any) -> None:
+    if not isinstance(both_orders, bool):
+        raise ValueError(f"{reward}: both_orders is {both_orders!r}; give true or false")
+    if isinstance(margin, bool) or not isinstance(margin, (int, float)) or not 0 <= margin < math.inf:
+        raise ValueError(f"{reward}: margin is {margin!r}; give a number of 0 or more, such as 0.01")
+
+
+def _judge(make: Callable[[RewardSpec], T], reward: str, name: Any, options: Any) -> T:
+    """What `make` returns for the entry of the judge.
+
+    Raises:
+        ValueError: the name or an option is wrong; the message says of which reward.
+    """
+    if not isinstance(name, str) or not (options is None or isinstance(options, Mapping)):
+        raise ValueError(
+            f"{reward}: judge is {name!r} and judge_options {options!r}; give the name of a reward "
+            "('gold', 'path/to/file.py:name' or 'package.module:name') and a mapping of its options"
+        )
+    try:
+        return make(RewardSpec(name, options=options or {}))
+    except ValueError as error:
+        raise ValueError(f"{reward}: the judge {name!r} cannot be made: {error}") from error
+
+
+def _outlined(spec: RewardSpec) -> None:
+    """Check the entry of a judge. The instances of a class that compares need not be callable."""
+    if not hasattr(checked(spec), "compare"):
+        outline(spec)
+
+
 def _make_judge(name: str, options: Mapping[str, Any] | None) -> tuple[Reward, bool]:
     """Return the judge, and whether it compares pairs (True) or scores images (False).
 
@@ -204,15 +248,7 @@ def _make_judge(name: str, options: Mapping[str, Any] | None) -> tuple[Reward, b
         ValueError: the name or an option is wrong, or the name is not the name of a judge.
         MissingDependency: the judge needs a package that is not installed.
     """
-    if not isinstance(name, str) or not (options is None or isinstance(options, Mapping)):
-        raise ValueError(
-            f"win_rate: judge is {name!r} and judge_options {options!r}; give the name of a reward "
-            "('gold', 'path/to/file.py:name' or 'package.module:name') and a mapping of its options"
-        )
-    try:
-        scorer, label, bound = construct(RewardSpec(name, options=options or {}))
-    except ValueError as error:
-        raise ValueError(f"win_rate: the judge {name!r} cannot be made: {error}") from error
+    scorer, label, bound = _judge(construct, "win_rate", name, options)
     compare = getattr(scorer, "compare", None)
     found = parameters(scorer) if callable(scorer) else None
     if not callable(compare):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .base import InvalidScores, Reward, RewardError, RewardSpec, Scores
 from .inputs import Inputs
-from .registry import build
+from .registry import build, outline, servers
 from .runner import RewardSet
 
 
@@ -25,13 +25,32 @@ def inner_reward(outer: str, option: str, name: Any, options: Any) -> Reward:
         ValueError: the reward cannot be made; the message says why.
         MissingDependency: the reward needs a package that is not installed.
     """
+    return _inner(build, outer, option, name, options)
+
+
+def check_inner(outer: str, option: str, name: Any, options: Any) -> None:
+    """Refuse a wrong name or wrong options of an inner reward, without making it; see `inner_reward`.
+
+    Raises:
+        ValueError: the name or an option is wrong.
+        MissingDependency: the reward needs a package that is not installed.
+    """
+    _inner(outline, outer, option, name, options)
+
+
+def inner_servers(name: Any, options: Any) -> list[str]:
+    """The servers that an inner reward asks, in words; see `registry.servers`."""
+    return servers(RewardSpec(name, options=options or {}))
+
+
+def _inner(make: Callable[[RewardSpec], Reward], outer: str, option: str, name: Any, options: Any) -> Reward:
     if not isinstance(name, str) or not (options is None or isinstance(options, Mapping)):
         raise ValueError(
             f"{outer}: {option} is {name!r} and {option}_options {options!r}; give the name of a reward and a mapping "
             "of its options"
         )
     try:
-        return build(RewardSpec(name, options=options or {}))
+        return make(RewardSpec(name, options=options or {}))
     except ValueError as error:
         raise ValueError(f"{outer}: the reward {name!r} for `{option}` cannot be made: {error}") from error
 

@@ -10,9 +10,9 @@ from typing import Any
 from ..configs.schema import AnyRecipe, MaskedRecipe, Recipe, RewardConfig, TextRecipe
 from ..parts.choice import value_at
 from ..pipelines.arguments import Parameters, argument_faults, size_faults
-from ..rewards.base import Reward, RewardSpec
+from ..rewards.base import MissingDependency, Reward, RewardSpec
 from ..rewards.given import score_of
-from ..rewards.registry import outline
+from ..rewards.registry import outline, servers
 from ..text.diffusion_models import check_block, type_of
 from ..text.seeing_types import may_see
 from .balance import Balance
@@ -120,7 +120,7 @@ def _test_prompts(found: Checked, reads: bool) -> None:
     for spec in reward_specs(evaluated(recipe)):
         try:
             reward = outline(spec)
-        except (ValueError, OSError):
+        except (ValueError, OSError, MissingDependency):
             continue  # The check of the rewards has said what is wrong.
         found.attempt("data.test", _check_reward, found, reward, columns, source)
     note_shared_prompts(found, rows, source, "test")
@@ -335,6 +335,8 @@ def _rewards(found: Checked) -> None:
         outlined = [found.attempt(f"{key}.{k}", outline, spec) for k, spec in enumerate(specs)]
         outlines.append(outlined)
         made = [reward for reward in outlined if reward is not None]
+        asked = [(reward, where) for spec, reward in zip(specs, outlined) if reward for where in servers(spec)]
+        found.findings += [Fault("unknown", f"the server of reward {one.name} at {where}", key) for one, where in asked]
         found.attempt(key, _named_once, made)
         if rows:
             columns = column_names(rows, columns_of_run(recipe, evaluation=key != "rewards"))

@@ -176,3 +176,23 @@ def test_options_that_would_do_nothing_are_refused(words: tuple[str, ...], said:
     with pytest.raises(ValueError, match="leave") as caught:
         plan(*words)
     assert said in str(caught.value)
+
+
+def test_the_judge_of_a_win_rate_is_checked() -> None:
+    said = "win_rate: the judge 'unifiedreward_think' cannot be made: "
+    with pytest.raises(ValueError, match=said):
+        plan("pref_grpo@published", "rewards=[{name: win_rate, options: {judge: unifiedreward_think}}]")
+    with pytest.raises(ValueError, match=r"win_rate: the judge 'gold' cannot be made: .*did you mean 'dense'"):
+        plan("default", "rewards=[{name: win_rate, options: {judge: gold, judge_options: {dens: true}}}]")
+
+
+def test_a_server_that_was_not_asked_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_TOKEN", raising=False)
+    assert "not checked: the server of reward win_rate at http://127.0.0.1:8000/v1\n" in plan("pref_grpo@published")
+    output = plan("default", "rewards=[{name: remote, options: {url: 'http://127.0.0.1:9', token_env: NO_TOKEN}}]")
+    assert (
+        "not checked: the server of reward remote at http://127.0.0.1:9 (its token is missing here: export NO_TOKEN "
+        "where the run starts)\n"
+    ) in output
+    assert output.count("not checked: ") == 1
+    assert "not checked: " not in plan("default")

@@ -13,6 +13,7 @@ import torch
 from flowgrpo.rewards import MissingDependency, RewardSpec, Scores, available, build, register, resolve
 from flowgrpo.rewards import registry as registry_module
 
+SERVER = {"url": "http://a:1/v1", "model": "m"}
 PLUGIN = '''
 """A user's file."""
 import dataclasses
@@ -239,11 +240,72 @@ def test_an_outline_is_not_made_and_knows_signature_attributes_and_packages(monk
             "judge: url is 'notaurl'; give the address of a server",
         ),
         ("rubric", {"server": {"url": "http://a:1/v1"}, "criteria": ["good"]}, "rubric: server needs model"),
+        ("remote", {"url": "http://a:1", "token_env": 5}, "remote: 5 is not the name of an environment variable"),
+        ("judge", {"server": {**SERVER, "key_env": ""}}, "judge: '' is not the name of an environment variable"),
+        ("win_rate", {"judge": "unified_rewards"}, "judge 'unified_rewards' cannot be made: "),
+        ("win_rate", {"judge": "unified_reward"}, "cannot be made: reward 'unified_reward' needs the option server"),
+        ("win_rate", {"judge": "gold", "judge_options": {"dens": 1}}, "did you mean 'dense'"),
+        (
+            "win_rate",
+            {"judge": "judge", "judge_options": {"server": {"url": "a", "model": "m"}}},
+            "win_rate: the judge 'judge' cannot be made: judge: url is 'a'",
+        ),
+        ("win_rate", {"judge": 3}, "win_rate: judge is 3 and judge_options None; give the name of a reward"),
+        ("win_rate", {"judge": "gold", "margin": -1}, "win_rate: margin is -1"),
+        ("confidence", {"correct": "anser"}, "confidence: the reward 'anser' for `correct` cannot be made"),
+        ("length", {"limit": 9, "correct": "anser"}, "length: the reward 'anser' for `correct` cannot be made"),
+        ("tool_thrift", {"correct_options": {"partil": True}}, "did you mean 'partial'"),
+        ("tool_thrift", {"correct_options": []}, "give the name of a reward and a mapping of its options"),
     ],
 )
 def test_options_that_need_no_server_are_checked_before_a_run(name: str, options: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
         registry_module.outline(RewardSpec(name, options=options))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "where"),
+    [
+        ("remote", {"url": "http://a:1"}, ["http://a:1"]),
+        ("remote", {"url": ["http://a:1", "http://b:2"]}, ["http://a:1, http://b:2"]),
+        (
+            "remote",
+            {"url": "http://a:1", "token_env": "NO_TOKEN"},
+            ["http://a:1 (its token is missing here: export NO_TOKEN where the run starts)"],
+        ),
+        ("remote", {"url": "http://a:1", "token_env": "A_TOKEN"}, ["http://a:1"]),
+        ("judge", {"server": SERVER, "prompt": "?"}, ["http://a:1/v1"]),
+        ("win_rate", {"judge": "unified_reward", "judge_options": {"server": SERVER}}, ["http://a:1/v1"]),
+        ("win_rate", {"judge": "gold"}, []),
+        ("confidence", {"correct": "verifier", "correct_options": {"server": SERVER}}, ["http://a:1/v1"]),
+        ("length", {"limit": 9}, []),
+        ("length", {"limit": 9, "correct": "verifier", "correct_options": {"server": SERVER}}, ["http://a:1/v1"]),
+        ("tool_thrift", {}, []),
+        ("ocr", {}, []),
+    ],
+)
+def test_the_servers_of_a_reward_are_known_without_a_question(
+    name: str, options: dict[str, Any], where: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_TOKEN", raising=False)
+    monkeypatch.setenv("A_TOKEN", "secret")
+    assert registry_module.servers(RewardSpec(name, options=options)) == where
+
+
+def test_a_judge_that_only_compares_is_checked_without_being_made(tmp_path: Path) -> None:
+    file = tmp_path / "judges.py"
+    file.write_text(
+        "class Pairs:\n"
+        "    def __init__(self, folder='weights'): raise AssertionError('a check makes no judge')\n"
+        "    def compare(self, first, second, prompts): return [0.5] * len(prompts)\n"
+        "def alike(first, second, prompts, by=1): return [0.5] * len(prompts)\n"
+    )
+    for judge in ({"judge": f"{file}:Pairs", "judge_options": {"folder": "x"}}, {"judge": f"{file}:alike"}):
+        assert registry_module.outline(RewardSpec("win_rate", options=judge)).whole_group
+    with pytest.raises(ValueError, match="did you mean 'folder'"):
+        registry_module.outline(
+            RewardSpec("win_rate", options={"judge": f"{file}:Pairs", "judge_options": {"folded": 1}})
+        )
 
 
 def test_a_server_is_not_asked_for_an_outline() -> None:

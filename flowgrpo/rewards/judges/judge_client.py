@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ...parts.plugins import nearest
 from ..options import check_seconds
-from ..serving.http_client import BUSY, HttpClient, ServerError, Unavailable, check_url
+from ..serving.http_client import BUSY, HttpClient, ServerError, Unavailable, check_url, check_variable
 from ..serving.persistence import persist
 from ..waiting import Unwanted, pause
 from .judge_images import data_urls
@@ -94,6 +94,7 @@ class JudgeServer:
 
     def _check(self, reward: str) -> None:
         check_url(reward, self.url)
+        check_variable(reward, self.key_env)
         if not isinstance(self.model, str) or not self.model:
             raise ValueError(f"{reward}: server.model is {self.model!r}; give the name that the server knows it by")
         if self.api not in APIS:

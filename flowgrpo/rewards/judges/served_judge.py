@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..scores import Scores
+from ..serving.http_client import server_in_words
 from ..within import signature_of
 from .judge_answers import Unreadable, note_of, refuse_if_none
 from .judge_client import JudgeClient, JudgeReply, JudgeServer, Question
@@ -49,6 +50,12 @@ class ServedJudge:
             ValueError: a field of the server is unknown, missing or wrong.
         """
         JudgeServer.read(name, options["server"])
+
+    @staticmethod
+    def served_at(options: Mapping[str, Any]) -> list[str]:
+        """The server of these options, in words."""
+        server = JudgeServer.read("", options["server"])
+        return [server_in_words(server.url, server.key_env)]
 
     def asked(self, questions: Sequence[Sequence[Question]]) -> list[list[JudgeReply]]:
         """Ask all questions on all samples at the same time. Returns the answers in the order of the questions.

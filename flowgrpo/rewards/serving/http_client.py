@@ -104,6 +104,26 @@ def check_url(reward: str, url: Any) -> str:
     return str(url).rstrip("/")
 
 
+def check_variable(reward: str, variable: Any) -> None:
+    """Refuse what cannot name an environment variable; None names none.
+
+    Raises:
+        ValueError: it is no text, or an empty one.
+    """
+    if variable is not None and (not isinstance(variable, str) or not variable):
+        raise ValueError(
+            f"{reward}: {variable!r} is not the name of an environment variable; give one such as JUDGE_API_KEY"
+        )
+
+
+def server_in_words(url: str | list[str], token_env: str | None) -> str:
+    """The address of a server, or the addresses, and whether its token is missing here; nothing is asked."""
+    where = ", ".join(url) if isinstance(url, list) else url
+    if token_env is None or os.environ.get(token_env, "").strip():
+        return where
+    return f"{where} (its token is missing here: export {token_env} where the run starts)"
+
+
 def read_token(reward: str, variable: str | None) -> str | None:
     """Return the token in an environment variable; None if no variable is given.
 
@@ -113,10 +133,7 @@ def read_token(reward: str, variable: str | None) -> str | None:
     """
     if variable is None:
         return None
-    if not isinstance(variable, str) or not variable:
-        raise ValueError(
-            f"{reward}: {variable!r} is not the name of an environment variable; give one such as JUDGE_API_KEY"
-        )
+    check_variable(reward, variable)
     token = os.environ.get(variable, "").strip()
     if not token:
         raise ValueError(f"{reward}: the environment variable {variable} is not set; export it before you start")

@@ -14,7 +14,7 @@ from typing import Any
 from ..inputs import Inputs
 from ..options import check_positive
 from ..scores import Scores
-from ..within import inner_reward, score_within, signature_of
+from ..within import check_inner, inner_reward, inner_servers, score_within, signature_of
 from .extraction import as_number, final_answer
 from .text_format import check_tags, section_of
 
@@ -59,6 +59,20 @@ class Confidence:
         self.batch_size = 1 if self.remote else None
         groups = ["groups"] if self.whole_group else []
         self.__signature__ = signature_of("prompts", "completions", *groups, *self.correct.needed)
+
+    @staticmethod
+    def check_options(name: str, options: Mapping[str, Any]) -> None:
+        """Refuse a reward for `correct` that cannot be made.
+
+        Raises:
+            ValueError: its name or one of its options is wrong.
+        """
+        check_inner(name, "correct", options["correct"], options.get("correct_options"))
+
+    @staticmethod
+    def served_at(options: Mapping[str, Any]) -> list[str]:
+        """The servers that the reward for `correct` asks, in words."""
+        return inner_servers(options["correct"], options.get("correct_options"))
 
     def __call__(
         self, completions: Sequence[str], prompts: Sequence[str], groups: Sequence[int] | None = None, **columns: Any

@@ -9,7 +9,7 @@ from typing import Any
 from ...parts.plugins import nearest
 from ..inputs import Inputs
 from ..scores import Scores
-from ..within import inner_reward, score_within, signature_of
+from ..within import check_inner, inner_reward, inner_servers, score_within, signature_of
 
 MODES = ("linear", "cosine", "relative")
 UNITS = ("characters", "words", "tokens")
@@ -137,6 +137,23 @@ class Length:
         needed = self.correct.needed if self.correct else []
         groups = ["groups"] if self.whole_group else []
         self.__signature__ = signature_of("prompts", "completions", *groups, *needed)
+
+    @staticmethod
+    def check_options(name: str, options: Mapping[str, Any]) -> None:
+        """Refuse a reward for `correct` that cannot be made.
+
+        Raises:
+            ValueError: its name or one of its options is wrong.
+        """
+        if options.get("correct") is not None:
+            check_inner(name, "correct", options["correct"], options.get("correct_options"))
+
+    @staticmethod
+    def served_at(options: Mapping[str, Any]) -> list[str]:
+        """The servers that the reward for `correct` asks, in words."""
+        return (
+            [] if options.get("correct") is None else inner_servers(options["correct"], options.get("correct_options"))
+        )
 
     def __call__(
         self,

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..inputs import Inputs
 from ..scores import Scores
-from ..within import inner_reward, score_within, signature_of
+from ..within import check_inner, inner_reward, inner_servers, score_within, signature_of
 from .tool_calls import BEGIN, END, calls_in, check_marks
 
 
@@ -63,6 +63,20 @@ class ToolThrift:
         # A failed call of a remote reward is repeated as a whole, so each call has one group only.
         self.batch_size = 1 if self.remote else None
         self.__signature__ = signature_of("prompts", "completions", "groups", *self.correct.needed)
+
+    @staticmethod
+    def check_options(name: str, options: Mapping[str, Any]) -> None:
+        """Refuse a reward for `correct` that cannot be made.
+
+        Raises:
+            ValueError: its name or one of its options is wrong.
+        """
+        check_inner(name, "correct", options.get("correct", "answer"), options.get("correct_options"))
+
+    @staticmethod
+    def served_at(options: Mapping[str, Any]) -> list[str]:
+        """The servers that the reward for `correct` asks, in words."""
+        return inner_servers(options.get("correct", "answer"), options.get("correct_options"))
 
     def __call__(
         self, completions: Sequence[str], prompts: Sequence[str], groups: Sequence[int], **columns: Any
