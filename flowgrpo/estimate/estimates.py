@@ -161,7 +161,9 @@ def estimate(
         sharding=shares.name,
         resting=stays,
         passing=passing(recipe, model, shares),
-        start=stays["denoiser"] + stays.get("VAE", 0) + model.encoders + stays["LoRA"] + cached,
+        start=sum(stays.get(name, 0) for name in ("denoiser", "VAE", "image encoder", "LoRA"))
+        + model.encoders
+        + cached,
         waiting=waits,
         disk=on_disk(recipe, model, heldout),
         flops=_flops(recipe, model, expected, share, _turns(recipe, gpus)),

@@ -118,6 +118,7 @@ def resting(recipe: Recipe, model: Model, expected: Forecast, share: int, shares
         "masters": own.pop("masters"),
         "VAE": model.vae,
         "text encoders": 0 if recipe.model.release_text_encoders else model.encoders,
+        "image encoder": model.image_encoders,
         **own,
         "rollout states": share * model.elements * states,
     }

@@ -42,6 +42,7 @@ class Model:
         rows: how many of these evaluations are in one call.
         evaluation: cost of one evaluation.
         decode_flops, decode_bytes: cost of decoding one latent.
+        image_encoders: bytes of the weights of image encoders.
     """
 
     denoiser: int
@@ -60,6 +61,7 @@ class Model:
     evaluation: Footprint
     decode_flops: float
     decode_bytes: int
+    image_encoders: int = 0
 
 
 def model_of(config: ModelConfig) -> Model:
@@ -81,6 +83,7 @@ def model_of(config: ModelConfig) -> Model:
         denoiser=architecture.experts * denoiser.bytes,
         vae=vae,
         encoders=sum(architecture.encoders.values()) * dtype.itemsize,
+        image_encoders=sum(architecture.image_encoders.values()) * dtype.itemsize,
         trained=architecture.experts * denoiser.trained,
         rounded=architecture.experts * denoiser.rounded,
         block=denoiser.block,
@@ -115,7 +118,8 @@ def _denoiser(
     path: str, dtype_name: str, adapter: str | None, latent: tuple[int, ...], tokens: int, quantized: bool
 ) -> _Denoiser:
     """The denoiser of a pipeline on `meta`, trained with a LoRA (`adapter`, as JSON) or, without one, in full."""
-    name, config = architecture_of(path).denoiser
+    architecture = architecture_of(path)
+    name, config = architecture.denoiser
     dtype = DTYPES[dtype_name]
     module = built(name, config, dtype)
     size, modules = _bytes(module) - (_saved_by_quantizing(module) if quantized else 0), {"transformer": module}
@@ -125,7 +129,7 @@ def _denoiser(
         weights = TrainedWeights.lora(pipe, spec, seed=0, modules=modules)
     else:
         weights = TrainedWeights.full(pipe, modules=modules)
-    settings: Any = module.config
+    settings: Any = {**module.config, **architecture.inputs}  # type: ignore[dict-item]
     with torch.device("meta"):
         family = FAMILIES[name]
         inputs = tree_map_only(Tensor, lambda value: value.to(dtype), family.inputs(settings, latent, tokens, ROWS))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +18,7 @@ from ..weights.precision import cast_base
 
 T5_XXL, UMT5_XXL, QWEN_VL = 4_762_310_656, 5_680_910_336, 8_292_166_656
 CLIP_L, CLIP_L_PROJECTED, CLIP_G = 123_060_480, 123_650_304, 694_659_840
+CLIP_H_VISION, CLIP_H_TOKENS = 630_766_080, 257
 _VAE = {
     "block_out_channels": [128, 256, 512, 512], "down_block_types": ["DownEncoderBlock2D"] * 4,
     "up_block_types": ["UpDecoderBlock2D"] * 4, "layers_per_block": 2, "latent_channels": 16,
@@ -29,6 +30,9 @@ _SD_VAE = {
 }  # fmt: skip
 _CAUSAL_VAE: dict[str, Any] = {"base_dim": 96, "z_dim": 16, "dim_mult": [1, 2, 4, 4]}
 _WAN = {"attention_head_dim": 128, "text_dim": 4096, "freq_dim": 256}
+_WAN_14B = {**_WAN, "num_attention_heads": 40, "num_layers": 40, "ffn_dim": 13824}
+# The state, a mask of four channels, and the latents of the picture.
+_WAN_PICTURE = {"in_channels": 16 + 4 + 16, "out_channels": 16}
 
 
 @dataclass(frozen=True)
@@ -40,14 +44,26 @@ class Architecture:
         vae: class of diffusers, and its configuration.
         encoders: text encoder -> number of its parameters.
         experts: number of denoisers, each for a range of noise levels.
+        image_encoders: image encoder -> number of its parameters.
+        inputs: what the denoiser's configuration does not say about the denoiser's inputs: `image_tokens`, the tokens
+            of a picture, and `expand_timesteps`, whether each token has a noise level.
     """
 
     denoiser: tuple[str, Mapping[str, Any]]
     vae: tuple[str, Mapping[str, Any]]
     encoders: Mapping[str, int]
     experts: int = 1
+    image_encoders: Mapping[str, int] = field(default_factory=dict)
+    inputs: Mapping[str, Any] = field(default_factory=dict)
 
 
+_WAN21_I2V = Architecture(
+    ("WanTransformer3DModel", {**_WAN_14B, **_WAN_PICTURE, "image_dim": 1280, "added_kv_proj_dim": 5120}),
+    ("AutoencoderKLWan", _CAUSAL_VAE),
+    {"UMT5-XXL": UMT5_XXL},
+    image_encoders={"CLIP-H": CLIP_H_VISION},
+    inputs={"image_tokens": CLIP_H_TOKENS},
+)
 KNOWN = {
     "stabilityai/stable-diffusion-3.5-medium": Architecture(
         (
@@ -75,9 +91,17 @@ KNOWN = {
         {"UMT5-XXL": UMT5_XXL},
     ),
     "Wan-AI/Wan2.1-T2V-14B-Diffusers": Architecture(
-        ("WanTransformer3DModel", {**_WAN, "num_attention_heads": 40, "num_layers": 40, "ffn_dim": 13824}),
+        ("WanTransformer3DModel", _WAN_14B),
         ("AutoencoderKLWan", _CAUSAL_VAE),
         {"UMT5-XXL": UMT5_XXL},
+    ),
+    "Wan-AI/Wan2.1-I2V-14B-480P-Diffusers": _WAN21_I2V,
+    "Wan-AI/Wan2.1-I2V-14B-720P-Diffusers": _WAN21_I2V,
+    "Wan-AI/Wan2.2-I2V-A14B-Diffusers": Architecture(
+        ("WanTransformer3DModel", {**_WAN_14B, **_WAN_PICTURE}),
+        ("AutoencoderKLWan", _CAUSAL_VAE),
+        {"UMT5-XXL": UMT5_XXL},
+        experts=2,
     ),
     "stable-diffusion-v1-5/stable-diffusion-v1-5": Architecture(
         ("UNet2DConditionModel", {"sample_size": 64, "cross_attention_dim": 768}),
@@ -180,11 +204,21 @@ def _qwen(config: Mapping[str, Any], latent: tuple[int, ...], tokens: int, rows:
 
 
 def _wan(config: Mapping[str, Any], latent: tuple[int, ...], tokens: int, rows: int) -> dict[str, Any]:
-    return {
-        "hidden_states": torch.empty(rows, *latent),
+    frames, height, width = latent[1:]
+    _, *patch = config["patch_size"]
+    each = (frames * (height // patch[0]) * (width // patch[1]),) if config.get("expand_timesteps") else ()
+    inputs = {
+        # Image-to-video appends a mask and the latents of the picture to the state, as further channels.
+        "hidden_states": torch.empty(rows, config["in_channels"], *latent[1:]),
         "encoder_hidden_states": torch.empty(rows, tokens, config["text_dim"]),
-        "timestep": torch.empty(rows),
+        "timestep": torch.empty(rows, *each),
     }
+    if config.get("image_dim") is not None:
+        # A transformer with positions for the tokens of pictures gets the first picture and the last.
+        pictures = rows if config.get("pos_embed_seq_len") is None else 2 * rows
+        shape = (pictures, config.get("image_tokens", CLIP_H_TOKENS), config["image_dim"])
+        inputs["encoder_hidden_states_image"] = torch.empty(shape)
+    return inputs
 
 
 def _unet(config: Mapping[str, Any], latent: tuple[int, ...], tokens: int, rows: int) -> dict[str, Any]:
@@ -213,6 +247,9 @@ def _unet(config: Mapping[str, Any], latent: tuple[int, ...], tokens: int, rows:
 SDXL_TIMES = 6
 """How many numbers SDXL gets about the sizes and corners of the picture."""
 
+WAN_SIZE = 480, 832
+"""Height and width of a video if the call gives none."""
+
 FAMILIES = {
     "SD3Transformer2DModel": Family(_sd3, 333, 77, "guidance_scale", False, True, False),
     "FluxTransformer2DModel": Family(_flux, 512, 0, "true_cfg_scale", True, False, False),
@@ -236,20 +273,39 @@ def architecture_of(path: str) -> Architecture:
                 f"one of {', '.join(KNOWN)}"
             )
         return KNOWN[path]
-    part = {name: entry[1] for name, entry in _read(folder / "model_index.json").items() if is_part(entry)}
+    index = _read(folder / "model_index.json")
+    part = {name: entry[1] for name, entry in index.items() if is_part(entry)}
     key = "unet" if "unet" in part else "transformer"
     if part.get(key) not in FAMILIES or "vae" not in part:
         raise ValueError(
             f"{path}: there is no estimate for a pipeline with the denoiser {part.get(key, 'none')}; there are "
             f"estimates for {', '.join(FAMILIES)}"
         )
+    vision = [name for name in part if name.startswith("image_encoder") and (folder / name).is_dir()]
     encoders = [name for name in part if name.startswith("text_encoder") and (folder / name).is_dir()]
     return Architecture(
         (part[key], _read(folder / key / "config.json")),
         (part["vae"], _read(folder / "vae" / "config.json")),
         {name: _stored_numbers(folder / name) for name in encoders},
         experts=2 if "transformer_2" in part else 1,
+        image_encoders={name: _stored_numbers(folder / name) for name in vision},
+        inputs={
+            "expand_timesteps": bool(index.get("expand_timesteps")),
+            **({"image_tokens": _image_tokens(folder / vision[0] / "config.json")} if vision else {}),
+        },
     )
+
+
+def _image_tokens(path: Path) -> int:
+    """Tokens of a picture from the configuration of a vision transformer: its patches, and one for the whole."""
+    config = _read(path)
+    try:
+        return (int(config["image_size"]) // int(config["patch_size"])) ** 2 + 1
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(
+            f"{path}: there is no estimate, because it has no whole numbers image_size and patch_size; write those of "
+            "the image encoder"
+        ) from None
 
 
 def built(name: str, config: Mapping[str, Any], dtype: torch.dtype) -> nn.Module:
@@ -265,12 +321,16 @@ def built(name: str, config: Mapping[str, Any], dtype: torch.dtype) -> nn.Module
 
 
 def latent_shape(architecture: Architecture, call: Mapping[str, Any]) -> tuple[int, ...]:
-    """Shape of the latent that the VAE decodes: [C, h, w], or [C, f, h, w] for a model of videos."""
+    """Shape of the latent that the VAE decodes: [C, h, w], or [C, f, h, w] for a model of videos.
+
+    A denoiser may take more channels: image-to-video appends a picture to the state.
+    """
     (name, config), (_, settings) = architecture.denoiser, architecture.vae
     blocks = settings.get("block_out_channels") or settings.get("dim_mult") or _CAUSAL_VAE["dim_mult"]
-    scale = 2 ** (len(blocks) - 1)
-    default = int(config.get("sample_size", 1024 // scale)) * scale
-    height, width = int(call.get("height", default)) // scale, int(call.get("width", default)) // scale
+    scale = int(settings.get("scale_factor_spatial") or 2 ** (len(blocks) - 1))
+    square = int(config.get("sample_size", 1024 // scale)) * scale
+    tall, wide = WAN_SIZE if "3D" in name else (square, square)
+    height, width = int(call.get("height", tall)) // scale, int(call.get("width", wide)) // scale
     channels = int(settings.get("latent_channels") or settings.get("z_dim") or _CAUSAL_VAE["z_dim"])
     if "QwenImage" in name:
         return channels, 1, height, width

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .architectures import FAMILIES, architecture_of
+from .architectures import FAMILIES, architecture_of, latent_shape
 
 _CLASSES = {
     "SD3Transformer2DModel": "StableDiffusion3Pipeline",
@@ -36,7 +36,8 @@ def random_pipeline(path: str, call: Mapping[str, Any], dtype: torch.dtype, devi
         seed: of the weights.
 
     Raises:
-        ValueError: as in `architecture_of`, or if there are no random embeddings for the class of the denoiser.
+        ValueError: as in `architecture_of`, or if there are no random embeddings for the class of the denoiser, or
+            the denoiser takes a picture too.
     """
     import diffusers
 
@@ -45,6 +46,13 @@ def random_pipeline(path: str, call: Mapping[str, Any], dtype: torch.dtype, devi
     if name not in _TEXTS:
         raise ValueError(
             f"{path}: there are no random weights for a {name}; use a model with one of {', '.join(_TEXTS)}"
+        )
+    channels = latent_shape(architecture, call)[0]
+    if name.startswith("Wan") and (taken := config.get("in_channels", channels)) != channels:
+        raise ValueError(
+            f"{path}: there are no random weights for a denoiser that takes a picture with the state ({taken} "
+            f"channels, and the autoencoder makes {channels}); use the text-to-video model of the same size, such as "
+            "Wan-AI/Wan2.1-T2V-14B-Diffusers"
         )
     parts: dict[str, Any] = {}
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):

@@ -73,8 +73,19 @@ def test_u_nets_are_refused(model: str) -> None:
         random_pipeline(model, {}, torch.bfloat16, torch.device("meta"))
 
 
+WITH_PICTURES = [model for model in KNOWN if "-I2V-" in model]
+
+
+@pytest.mark.parametrize("model", WITH_PICTURES)
+def test_models_that_take_a_picture_are_refused(model: str) -> None:
+    with pytest.raises(
+        ValueError, match=r"takes a picture with the state \(36 channels, and the autoencoder makes 16\)"
+    ):
+        random_pipeline(model, {}, torch.bfloat16, torch.device("meta"))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("model", [model for model in KNOWN if model not in UNETS])
+@pytest.mark.parametrize("model", [model for model in KNOWN if model not in UNETS + WITH_PICTURES])
 def test_every_known_transformer_has_a_class_that_takes_its_parts(model: str) -> None:
     """At real size on `meta`, everything that the pipeline's constructor and the first self-check need exists."""
     name, config = architecture_of(model).denoiser

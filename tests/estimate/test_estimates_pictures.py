@@ -1,0 +1,147 @@
+"""Estimates for pipelines that make a video of a picture, against the same tiny pipelines really called."""
+
+import math
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from peft.tuners.lora import Linear
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from flowgrpo.configs.schema import ModelConfig
+from flowgrpo.estimate.estimates import estimate
+from flowgrpo.estimate.footprint import LiveBytes
+from flowgrpo.estimate.models import Model, model_of
+from flowgrpo.pipelines.architectures import CLIP_H_TOKENS, CLIP_H_VISION, FAMILIES, KNOWN, architecture_of, built
+from flowgrpo.pipelines.conformance.conform import TINY
+from flowgrpo.training.session import lora_spec
+from flowgrpo.weights.lora_layer import AddingLora
+from flowgrpo.weights.trained import TrainedWeights
+from tests.estimate.test_estimates import recipe
+
+WITH_ENCODER = "WanImageToVideoPipeline"
+CLASSES = [
+    WITH_ENCODER, "WanImageToVideoPipeline, 2.2 with two experts", "WanImageToVideoPipeline, 2.2 5B",
+    "WanPipeline, 2.2 5B",
+]  # fmt: skip
+CALL = {"height": 32, "width": 48, "num_frames": 9, "guidance_scale": 1.0, "max_sequence_length": 16}
+ROWS = 2
+
+
+def numbers(module: Any) -> int:
+    return sum(tensor.numel() for tensor in (*module.parameters(), *module.buffers()))
+
+
+@pytest.fixture(scope="module", params=CLASSES)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    path = tmp_path_factory.mktemp("pictures") / "pipeline"
+    TINY[request.param].fresh().save_pretrained(path)
+    return request.param, path
+
+
+def found(path: Path, **call: Any) -> Model:
+    return model_of(ModelConfig(path=str(path), call={**CALL, **call}, lora={"rank": 4, "alpha": 8.0}))
+
+
+@cache
+def called(name: str) -> tuple[Any, dict[str, Any], torch.Tensor]:
+    """A tiny pipeline with a LoRA, the arguments of its denoiser in a call of its own, and the state at its end."""
+    pipe = TINY[name].fresh()
+    alone: Any = SimpleNamespace(components={"transformer": pipe.transformer})
+    spec = lora_spec(ModelConfig(lora={"rank": 4, "alpha": 8.0}).lora)
+    TrainedWeights.lora(alone, spec, seed=0, modules=alone.components)
+    seen: list[dict[str, Any]] = []
+    hook = pipe.transformer.register_forward_pre_hook(lambda _, args, given: seen.append(given), with_kwargs=True)
+    picture = {key: value for key, value in TINY[name].call.items() if key == "image"}
+    states = pipe(prompt=["a", "b"], **CALL, **picture, num_inference_steps=1, output_type="latent").frames
+    hook.remove()
+    given = {key: value for key, value in seen[0].items() if isinstance(value, torch.Tensor)}
+    return pipe, given, states
+
+
+@pytest.mark.slow
+def test_the_denoiser_gets_inputs_of_the_counted_shapes(folder: tuple[str, Path]):
+    name, path = folder
+    _, given, states = called(name)
+    shapes = architecture_of(str(path))
+    kind, config = shapes.denoiser
+    latent = (4, 3, 4, 6)
+    assert states.shape[1:] == latent
+    counted = FAMILIES[kind].inputs({**config, **shapes.inputs}, latent, 16, ROWS)
+    assert {key: value.shape for key, value in counted.items()} == {key: value.shape for key, value in given.items()}
+    assert ("encoder_hidden_states_image" in counted) == (name == WITH_ENCODER)
+    assert (counted["hidden_states"].shape[1] > latent[0]) == ("5B" not in name)
+
+
+@pytest.mark.slow
+def test_an_evaluation_costs_what_the_pipeline_s_own_inputs_cost(folder: tuple[str, Path]):
+    name, path = folder
+    pipe, given, _ = called(name)
+    cost, module = found(path).evaluation, pipe.transformer
+    live = LiveBytes()
+    with live:
+        prediction = module(**given, return_dict=False)[0]
+    assert ROWS * cost.saved == pytest.approx(live.now - prediction.untyped_storage().nbytes(), rel=0.05)
+    del prediction
+    working = LiveBytes()
+    with torch.no_grad(), working:
+        module(**given, return_dict=False)
+    assert ROWS * cost.working == pytest.approx(working.most, rel=0.02)
+    layers = [layer for layer in module.modules() if isinstance(layer, AddingLora)]
+    for layer in layers:
+        layer.__class__ = Linear  # the layer of peft, whose products torch counts
+    forward = FlopCounterMode(display=False)
+    with forward, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        module(**given, return_dict=False)
+    for layer in layers:
+        layer.__class__ = AddingLora
+    assert ROWS * cost.forward == pytest.approx(forward.get_total_flops(), rel=0.01)
+
+
+@pytest.mark.slow
+def test_the_parts_are_those_of_the_pipeline(folder: tuple[str, Path]):
+    name, path = folder
+    pipe, model = TINY[name].fresh(), found(path)
+    assert model.denoiser == 4 * numbers(pipe.transformer) * (2 if "experts" in name else 1)
+    assert model.elements == math.prod((4, 3, 4, 6))
+    vision = 4 * sum(p.numel() for p in pipe.image_encoder.parameters()) if name == WITH_ENCODER else 0
+    assert model.image_encoders == vision
+    lora = recipe(model={"path": str(path), "call": CALL, "release_text_encoders": True})
+    # The image encoder stays on the card, because each picture is encoded when it is drawn.
+    assert estimate(lora).resting["image encoder"] == vision
+
+
+@pytest.mark.slow
+def test_an_image_encoder_without_its_sizes_is_named(tmp_path: Path):
+    TINY[WITH_ENCODER].fresh().save_pretrained(tmp_path)
+    (tmp_path / "image_encoder" / "config.json").write_text('{"image_size": 224}')
+    with pytest.raises(ValueError, match=r"image_encoder/config\.json: there is no estimate, because it has no whole"):
+        architecture_of(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("path", "billions"),
+    [("Wan-AI/Wan2.1-I2V-14B-480P-Diffusers", 16.39), ("Wan-AI/Wan2.2-I2V-A14B-Diffusers", 14.29)],
+)
+def test_known_models_take_the_picture_as_further_channels(path: str, billions: float):
+    """By hand: the text-to-video model of 14.288 billion, two projections of 5120² in 40 layers, and an embedder."""
+    name, config = KNOWN[path].denoiser
+    module = built(name, config, torch.bfloat16)
+    assert sum(p.numel() for p in module.parameters()) / 1e9 == pytest.approx(billions, rel=1e-3)
+    given = FAMILIES[name].inputs({**module.config, **KNOWN[path].inputs}, (16, 21, 60, 104), 512, 1)
+    assert given["hidden_states"].shape == (1, 36, 21, 60, 104)
+    assert ("encoder_hidden_states_image" in given) == ("2.1" in path)
+
+
+def test_the_image_encoder_has_the_numbers_of_its_class():
+    import transformers as hf
+
+    sizes = {"hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 32, "num_attention_heads": 16}
+    with torch.device("meta"):
+        module = hf.CLIPVisionModel(hf.CLIPVisionConfig(**sizes, image_size=224, patch_size=14))
+    assert sum(p.numel() for p in module.parameters()) == CLIP_H_VISION
+    assert CLIP_H_TOKENS == (224 // 14) ** 2 + 1
