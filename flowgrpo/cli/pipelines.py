@@ -151,15 +151,18 @@ def _require_pipeline(what: str) -> None:
 def _call(words: list[str]) -> dict[str, Any]:
     """Arguments from KEY=VALUE; a value that names a picture file is that picture."""
     from ..configs.yaml_text import parse_yaml_value
-    from ..pipelines.pictures import Picture
+    from ..pipelines.arguments import PICTURES
+    from ..pipelines.pictures import A_FILE, ENDINGS, Picture
 
     found: dict[str, Any] = {}
     for word in words:
         key, equals, value = word.partition("=")
         if not equals:
             raise ValueError(f"{word!r} is not KEY=VALUE; write for example guidance_scale=4")
-        if Path(value).suffix.lower() in (".png", ".jpg", ".jpeg", ".webp"):
+        if Path(value).suffix.lower() in ENDINGS and "prompt" not in key:
             found[key] = Picture(Path(value), key).read()
+        elif key in PICTURES:
+            raise ValueError(f"{word!r} names no picture; write {key}=PICTURE, with {A_FILE}")
         else:
             try:
                 found[key] = parse_yaml_value(value)

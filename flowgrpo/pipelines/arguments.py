@@ -24,6 +24,8 @@ _MENDS = {
 _PLAIN = (int, float, bool, str)
 TEXT = re.compile(r"(negative_)?prompt(_\d+)?")
 """Names of arguments that have a text for each prompt."""
+PICTURES = ("image", "mask_image", "control_image")
+"""Names of arguments that are pictures, in all classes that have them."""
 
 Parameters = Mapping[str, inspect.Parameter]
 
@@ -36,6 +38,12 @@ def set_by_us(name: str) -> bool:
 def accepts(parameters: Parameters, name: str) -> bool:
     """Whether a call has an argument of this name, or takes any."""
     return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def pictures_left_out(parameters: Parameters, call: Mapping[str, Any], needed: bool = False) -> list[str]:
+    """Names of the pictures that a call takes and is not given; with `needed`, of those that have no default."""
+    names = [name for name in PICTURES if name in parameters and call.get(name) is None]
+    return [name for name in names if not needed or parameters[name].default is inspect.Parameter.empty]
 
 
 def did_you_mean(parameters: Parameters, name: str) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
+A_FILE = f"the path of a file that ends with {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}"
 _ORIENTATION = 0x0112
 _ADDRESS = re.compile(r"(?:^|/)(https?|ftp|s3|gs|hf|file):/+(.*)", re.DOTALL)
 _LARGEST, _STEP = 65_535, 257

@@ -12,6 +12,7 @@ from diffusers import MochiPipeline
 from typer.testing import CliRunner
 
 from flowgrpo.cli.app import app
+from flowgrpo.pipelines.conformance.conditioned import picture
 from flowgrpo.pipelines.conformance.conform import TINY, Result, check, check_folder, check_tiny
 from flowgrpo.pipelines.conformance.reasons import REASONS, reason
 from flowgrpo.pipelines.conformance.subject import CheckOutcome, Subject
@@ -140,6 +141,11 @@ def test_a_failed_check_ends_with_status_1(tmp_path: Path) -> None:
         (["WanPipeline", "--out", "x.json"], "for --all"),
         (["{folder}"], "no model_index.json"),
         (["hub/name", "height"], "not KEY=VALUE"),
+        (
+            ["hub/name", "image=cup.gif"],
+            "'image=cup.gif' names no picture; write image=PICTURE, with the path of a file",
+        ),
+        (["hub/name", "image=cup.png"], "image: the picture cup.png does not exist"),
         (["hub/name", "--prompt", "one"], "give two or more"),
         (["hub/name", "--dtype", "float31"], "use float32, bfloat16 or float16"),
     ],
@@ -149,6 +155,33 @@ def test_what_cannot_be_checked_is_named(words: list[str], message: str, tmp_pat
     done = CliRunner().invoke(app, ["pipelines", "check", *given])
     assert isinstance(done.exception, ValueError)
     assert message in str(done.exception)
+
+
+VIDEO = ["height=32", "width=32", "num_frames=5", "max_sequence_length=16"]
+
+
+@pytest.mark.slow
+def test_a_class_that_needs_a_picture_asks_for_it_and_takes_it(tmp_path: Path) -> None:
+    folder, cup = str(tmp_path / "pipeline"), tmp_path / "cup.PNG"
+    TINY["WanImageToVideoPipeline"].fresh().save_pretrained(folder)
+    done = CliRunner().invoke(app, ["pipelines", "check", folder, *VIDEO])
+    assert isinstance(done.exception, ValueError)
+    needed = (
+        f"{folder}: WanImageToVideoPipeline needs a picture; write image=PICTURE, with the path of a file that ends"
+    )
+    assert str(done.exception).startswith(needed)
+    picture(32).save(cup)
+    done = CliRunner().invoke(app, ["pipelines", "check", folder, f"image={cup}", *VIDEO, "--steps", "2"])
+    assert done.exit_code == 0, done.output
+    assert f"{folder}: works" in done.output
+
+
+@pytest.mark.slow
+def test_a_class_that_may_need_pictures_names_them_when_its_call_fails(tmp_path: Path) -> None:
+    TINY["FluxFillPipeline"].fresh().save_pretrained(tmp_path)
+    done = CliRunner().invoke(app, ["pipelines", "check", str(tmp_path), "height=16", "width=16"])
+    assert done.exit_code == 1
+    assert "if the pipeline needs a picture, write image=PICTURE mask_image=PICTURE, with the path" in done.output
 
 
 def test_one_step_is_refused() -> None:

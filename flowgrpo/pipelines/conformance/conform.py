@@ -7,7 +7,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,14 @@ import diffusers
 import torch
 from diffusers import DiffusionPipeline
 
+from ...weights.json_files import read_json_object
 from ...weights.kernel_choice import without_cudnn_attention
 from ...weights.pipeline_classes import ADAPTERS
 from ...weights.pipeline_folders import check_pipeline_folder
 from ...weights.precision import in_dtype
 from ...weights.saving import left_out, local_folder
-from ..arguments import argument_faults, size_faults
+from ..arguments import argument_faults, pictures_left_out, size_faults
+from ..pictures import A_FILE
 from .animated import ANIMATED
 from .checks import CHECKS
 from .conditioned import CONDITIONED
@@ -94,6 +96,8 @@ def check(subject: Subject, name: str, report: Callable[[CheckOutcome], None], n
     outcomes = []
     for title, function in CHECKS.items():
         outcome = _outcome(title, function, subject)
+        if title == "probe" and outcome.status == "fail":
+            outcome = replace(outcome, detail=f"{outcome.detail}{_of_pictures(subject)}")
         report(outcome)
         outcomes.append(outcome)
         if title == "probe" and outcome.status == "fail":
@@ -119,6 +123,25 @@ def _outcome(title: str, function: Callable[[Subject], str], subject: Subject) -
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(place.filename).name}:{place.lineno}"
         return CheckOutcome(title, "fail", f"{type(error).__name__} at {where}: {error}")
+
+
+def _of_pictures(subject: Subject) -> str:
+    """What to say after an error of the first call, if the call takes pictures that it was not given.
+
+    Many classes have None as the default of a picture that they cannot do without.
+    """
+    names = [] if subject.pipe is None else pictures_left_out(_parameters(type(subject.pipe)), subject.call)
+    return f"; if the pipeline needs a picture, write {_asked(names)}" if names else ""
+
+
+def _asked(names: list[str]) -> str:
+    """How pictures are written on the command line."""
+    words = " ".join(f"{name}=PICTURE" for name in names)
+    return f"{words}, with {A_FILE}"
+
+
+def _parameters(kind: Any) -> Mapping[str, inspect.Parameter]:
+    return {} if kind is None else inspect.signature(kind.__call__).parameters
 
 
 def check_tiny(name: str, report: Callable[[CheckOutcome], None]) -> Result:
@@ -185,11 +208,13 @@ def check_folder(
         raise ValueError(f"device is {device!r}; use cpu, cuda, or cuda:1 for the second of several") from None
     if Path(path).is_dir():
         known = check_pipeline_folder(Path(path))
-        parameters: Any = {} if known is None else inspect.signature(known.__call__).parameters  # type: ignore[operator]
-        faults = [] if known is None else list(argument_faults(parameters, call, "", known.__name__))
+        faults = [] if known is None else list(argument_faults(_parameters(known), call, "", known.__name__))
         if faults := [*faults, *size_faults(Path(path), call, "")]:
             raise ValueError("\n".join(faults))
     source = local_folder(path)
+    owner = str(read_json_object(Path(source) / "model_index.json").get("_class_name"))
+    if names := pictures_left_out(_parameters(getattr(diffusers, owner, None)), call, needed=True):
+        raise ValueError(f"{path}: {owner} needs a picture; write {_asked(names)}")
 
     def load(folder: str | Path) -> Any:
         return DiffusionPipeline.from_pretrained(folder, **in_dtype(kind), **left_out(str(folder)))
