@@ -20,7 +20,7 @@ from .credit.from_scores import Credit
 from .data import IMAGE, PromptRow, column_names, prompt_path
 from .extensions.extension import Extensions
 from .images.conditioning import call_parameters, take_pictures
-from .images.prompt_sizes import bucket_faults, take_sizes
+from .images.prompt_sizes import bucket_faults, note_frames, take_sizes
 from .lora_start import with_start
 from .model_paths import (
     RECOMMENDED,
@@ -344,6 +344,7 @@ def _rewards(found: Checked) -> None:
                 found.attempt(key, _check_reward, found, reward, columns, str(source))
         if key == "rewards" and is_uneven(recipe):
             found.attempt(key, refuse_comparisons, made)
+    note_frames(found, [name for side in outlines for one in side if one for name in (*one.needed, *one.optional)])
     trained, scored = outlines
     if None not in (*trained, *scored):
         found.attempt("extensions", _extensions, recipe, trained, scored)

@@ -13,6 +13,7 @@ from pyarrow import parquet
 
 from flowgrpo.configs.load import RecipeError, load_recipe
 from flowgrpo.configs.schema import Recipe
+from flowgrpo.pipelines.conformance.conform import TINY
 from flowgrpo.pipelines.experience import part_bounds
 from flowgrpo.rewards.base import Reward, RewardError, Scores
 from flowgrpo.rewards.runner import RewardSet
@@ -44,6 +45,11 @@ def written(folder: Path, *rows: dict[str, Any]) -> str:
     file = folder / "p.jsonl"
     file.write_text("".join(json.dumps({"prompt": "a", **row}) + "\n" for row in rows))
     return str(file)
+
+
+def frame_notes(*words: str) -> list[str]:
+    small = ["rewards=[{name: jpeg_compressibility}]", "rollout.prompts=2", "data.heldout=null", *words]
+    return [note for note in check(image_recipe(*small)).texts("note") if "number of frames" in note]
 
 
 def sizes(source: str, *overrides: str, parameters: dict[str, inspect.Parameter] = SIDES) -> list[Any]:
@@ -275,3 +281,35 @@ def test_trackers_get_images_of_several_sizes():
     assert [int(image.sum()) // 255 for image in board.images] == [4 * 2 * 3, 2 * 6 * 3]
     assert (board.images[0][:, :2] == 255).all()
     assert (board.images[1][:2] == 255).all()
+
+
+VIDEOS = ["model.path=owner/videos", "model.call={num_frames: 9}"]
+
+
+@pytest.mark.parametrize("name", ["num_frames", "frames"])
+def test_a_column_of_frames_is_noted_once(name: str, tmp_path: Path):
+    source = written(tmp_path, {name: 9}, {name: 17}, {name: 33}, {})
+    told = (
+        f"{source}: the column `{name}` sets no number of frames; all videos of a run have 9 frames: write "
+        "model.call.num_frames: 17 for another number"
+    )
+    assert frame_notes(f"data.train={source}", *VIDEOS) == [told]
+    assert frame_notes(f"data.train={source}", *VIDEOS, f"data.heldout={source}") == [told]
+    # The embedded pipeline makes pictures, and there the column can mean anything.
+    assert frame_notes(f"data.train={source}") == []
+
+
+def test_a_column_of_frames_that_says_the_same_or_that_a_reward_reads_is_not_noted(tmp_path: Path):
+    alike = written(tmp_path, {"num_frames": 9}, {"num_frames": "9"}, {"num_frames": None}, {})
+    assert frame_notes(f"data.train={alike}", *VIDEOS) == []
+    (tmp_path / "r.py").write_text("def level(images, frames):\n    return [0.0] * len(images)\n")
+    read = written(tmp_path, {"frames": 17}, {"frames": 33})
+    assert frame_notes(f"data.train={read}", *VIDEOS, f"rewards=[{{name: '{tmp_path}/r.py:level'}}]") == []
+
+
+@pytest.mark.slow
+def test_frames_are_those_of_the_pipeline_s_call_if_the_recipe_sets_none(tmp_path: Path):
+    TINY["WanPipeline"].fresh().save_pretrained(tmp_path / "wan")
+    source = written(tmp_path, {"num_frames": 17}, {"num_frames": 17})
+    [note] = frame_notes(f"data.train={source}", f"model.path={tmp_path / 'wan'}")
+    assert "all videos of a run have 81 frames: write model.call.num_frames: 17" in note

@@ -1,10 +1,10 @@
-"""Sizes of images that prompt files give in their columns `height` and `width`."""
+"""Sizes of images that prompt files give in their columns `height` and `width`; numbers of frames are of the run."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,13 @@ from typing import Any
 from ...configs.schema import Recipe
 from ...pipelines.arguments import Parameters, accepts, size_faults
 from ..data import Data, PromptRow, values_of
+from ..model_paths import recommended_arguments
 from ..prompts.prompt_rows import Size
+from ..recipe_findings import Checked, Fault
+from .conditioning import call_parameters
 
 SIDES = ("height", "width")
+FRAMES = "num_frames"
 LONGEST = 2**16
 """Most pixels of a side. A larger number is a mistake, or no size."""
 MOST = 5
@@ -105,6 +109,35 @@ def _size_in(row: PromptRow, height: Any, width: Any) -> tuple[Size | None, str 
             what = f"a number of pixels, a whole number from 1 to {LONGEST}"
             return None, f"{row.place}: `{name}` is {str(value) if text else repr(value):.40}; give {what}"
     return (int(sides[0]), int(sides[1])), None
+
+
+def note_frames(found: Checked, read: Collection[str]) -> None:
+    """Note a column with numbers of frames, because all videos of a run have the same number.
+
+    Args:
+        found: gets the note.
+        read: names of the columns that rewards read.
+    """
+    recipe, data = found.recipe, found.data
+    if not isinstance(recipe, Recipe) or data is None or found.texts("fault", "needed"):
+        return
+    call, parameters = recipe.model.call, call_parameters(found.folder) or {}
+    if FRAMES not in parameters and FRAMES not in call:
+        return
+    if Path(found.folder).is_dir():
+        call = {**recommended_arguments(found.folder), **call}
+    default = parameters[FRAMES].default if FRAMES in parameters else None
+    made = call.get(FRAMES, default)
+    for source, rows in ((recipe.data.train, data.train.rows), (recipe.data.heldout, data.heldout)):
+        for name in (FRAMES, "frames"):
+            others = [v for v in values_of(rows, name) if v not in (None, "") and str(v) != str(made)]
+            if others and name not in read:
+                all_have = "the same number of frames" if made is None else f"{made} frames"
+                text = (
+                    f"{source}: the column `{name}` sets no number of frames; all videos of a run have {all_have}: "
+                    f"write model.call.{FRAMES}: {others[0]!s:.20} for another number"
+                )
+                return found.findings.append(Fault("note", text, f"model.call.{FRAMES}"))
 
 
 def nearest(size: Size, buckets: Sequence[Size]) -> Size:
