@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers import DiffusionPipeline
+from diffusers import DiffusionPipeline, QwenImageTransformer2DModel
 from PIL import Image
 
 from flowgrpo.bench.measures import Silent
@@ -113,6 +113,25 @@ def test_of_a_class_whose_call_begins_with_a_picture(tmp_path: Path, monkeypatch
         assert "The run had a `negative_prompt`" in card
         frames = performed(folder, monkeypatch, tmp_path)["sample"]
         assert np.asarray(frames).shape == (5, 32, 32, 3)
+
+
+def test_of_a_class_that_guides_only_with_a_negative_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "QwenImagePipeline"
+    call = {**TINY[name].call, "true_cfg_scale": 3.0, "negative_prompt": "a blue square"}
+    words = [*family_runs.overrides(name, tmp_path, "lora"), f"model.call={json.dumps(call)}"]
+    run = trained("mixgrpo_flash_guard", tmp_path / "run", *words)
+    calls: list[Any] = []
+    forward = QwenImageTransformer2DModel.forward
+    monkeypatch.setattr(
+        QwenImageTransformer2DModel, "forward", lambda *given, **named: calls.append(1) or forward(*given, **named)
+    )
+    names = performed(run / "lora", monkeypatch, tmp_path)
+    # Two evaluations a step: with the prompt and with the negative prompt.
+    assert len(calls) == 2 * TINY[name].steps
+    assert "a blue square" not in (run / "lora" / CARD).read_text()
+    guided = {**call, "negative_prompt": "", "num_inference_steps": TINY[name].steps}
+    torch.manual_seed(0)
+    assert names["pipe"](prompt="a prompt", **guided).images[0].tobytes() == names["sample"].tobytes()
 
 
 @pytest.mark.parametrize(("train", "result"), [("lora", "lora"), ("full", "model")])

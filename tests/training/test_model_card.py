@@ -291,3 +291,13 @@ def test_a_negative_prompt_that_is_left_out_is_said() -> None:
     for text, said in (("blue", True), ("", False), (None, False)):
         card = card_text(images(), [], CardFacts("lora", 1, call={"negative_prompt": text}))
         assert ("The run had a `negative_prompt`" in card) == said
+        # Without a negative prompt, some classes have no guidance.
+        remark = "  # the run had another negative_prompt" if said else ""
+        assert (f'    negative_prompt="",{remark}\n' in program(card)) == (text is not None)
+    call = {"negative_prompt_2": "blue", "prompt_2": "red", "negative_prompt": " "}
+    card = card_text(images(), [], CardFacts("lora", 1, call=call))
+    assert "The run had a `negative_prompt_2`" in card
+    assert '    negative_prompt_2="",  # the run had another negative_prompt_2\n' in program(card)
+    assert '    negative_prompt=" ",\n' in program(card)
+    assert "blue" not in card
+    assert "red" not in program(card)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...configs.schema import AnyRecipe, MaskedRecipe, Recipe, TextRecipe
+from ...pipelines.arguments import TEXT
 
 if TYPE_CHECKING:
     from .model_card import CardFacts
@@ -41,8 +42,12 @@ def snippet(recipe: AnyRecipe, facts: CardFacts, base: str, published: bool) -> 
     notes = []
     if isinstance(recipe, Recipe) and (recipe.sampler.shift is not None or recipe.sampler.sigmas is not None):
         notes.append("The run had noise levels of its own, and the program has those of the pipeline.")
-    if isinstance(recipe, Recipe) and str(facts.call.get("negative_prompt") or "").strip():
-        notes.append("The run had a `negative_prompt`, which is not part of this card; write it into the program.")
+    if isinstance(recipe, Recipe):
+        notes += [
+            f"The run had a `{name}`, which is not part of this card; write it into the program."
+            for name in facts.call
+            if _is_withheld(facts.call, name)
+        ]
     if isinstance(recipe, MaskedRecipe):
         notes.append(f"`flowgrpo sample` unmasks a whole completion, here in {recipe.sampler.steps} steps.")
     if not isinstance(recipe, Recipe) and recipe.model.system is not None:
@@ -92,7 +97,7 @@ def _of_images(recipe: Recipe, facts: CardFacts) -> list[str]:
         "sample = pipe(",
         '    prompt="a prompt",',  # by name: the calls of some classes begin with `image`
         *(['    image=load_image("picture.png"),'] if facts.pictures else []),
-        *(f"    {name}={_quoted(value) if isinstance(value, str) else repr(value)}," for name, value in given.items()),
+        *(_argument(name, value, _is_withheld(facts.call, name)) for name, value in given.items()),
         f").{'frames' if facts.video else 'images'}[0]",
     ]
     lines.append('export_to_video(sample, "sample.mp4")' if facts.video else 'sample.save("sample.png")')
@@ -111,14 +116,32 @@ def _loads(facts: CardFacts) -> list[str]:
     ]
 
 
+def _argument(name: str, value: Any, withheld: bool) -> str:
+    remark = f"  # the run had another {name}" if withheld else ""
+    return f"    {name}={_quoted(value) if isinstance(value, str) else repr(value)},{remark}"
+
+
 def _shown(call: Mapping[str, Any]) -> dict[str, Any]:
-    """Numbers and flags of the call. Texts and pictures are the user's own, except for an empty negative prompt."""
+    """Numbers and flags of the call. Texts and pictures are the user's own.
+
+    An empty text stands in the place of a negative prompt, because some classes have no guidance without one.
+    """
+    given = {name: "" if _is_withheld(call, name) else value for name, value in call.items()}
     return {
         name: value
-        for name, value in call.items()
+        for name, value in given.items()
         if isinstance(value, bool | int | float)
-        or (name == "negative_prompt" and isinstance(value, str) and not value.strip())
+        or (_is_negative(name) and isinstance(value, str) and not value.strip())
     }
+
+
+def _is_withheld(call: Mapping[str, Any], name: str) -> bool:
+    """Whether an argument is a negative prompt with words, which are the user's own."""
+    return _is_negative(name) and isinstance(call.get(name), str) and bool(call[name].strip())
+
+
+def _is_negative(name: str) -> bool:
+    return TEXT.fullmatch(name) is not None and name.startswith("negative")
 
 
 def _sees(recipe: AnyRecipe) -> bool:
