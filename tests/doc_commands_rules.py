@@ -343,13 +343,17 @@ def _check_pipeline(reader: Reader, words: list[str], example: Example) -> list[
     told = given(["pipelines", "check"], words)
     if told["what"] is None or told["what"] in conformance.TINY:
         return words
-    tiny = conformance.TINY["StableDiffusion3Pipeline"]
+    pictures = [Path(word.partition("=")[2]) for word in words if word.startswith("image=")]
+    tiny = conformance.TINY["WanImageToVideoPipeline" if pictures else "StableDiffusion3Pipeline"]
+    for path in pictures:
+        tiny.call["image"].save(reader.home / path)
     folder = reader.home / told["what"].lstrip("/")
     if not folder.exists():
         tiny.fresh().save_pretrained(folder)
     # The sizes are replaced by the sizes of the tiny pipeline; all other arguments of the page are kept.
-    own = [word for word in words if word != told["what"] and word.partition("=")[0] not in tiny.call]
-    return [str(folder), *own, *(f"{name}={value}" for name, value in tiny.call.items())]
+    call = {name: value for name, value in tiny.call.items() if name != "image"}
+    own = [word for word in words if word != told["what"] and word.partition("=")[0] not in call]
+    return [str(folder), *own, *(f"{name}={value}" for name, value in call.items())]
 
 
 # -- galleries ---------------------------------------------------------------------------------------------------------
