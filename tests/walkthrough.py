@@ -119,10 +119,12 @@ class Walker:
 
 
 def scripts(body: str) -> Iterator[str]:
-    """The commands of a shell fence; a here-document belongs to its command."""
+    """The commands of a shell fence; a here-document belongs to its command, and so does a line after a backslash."""
     rest = body.splitlines()
     while rest:
         line = rest.pop(0)
+        while line.endswith("\\"):
+            line = line[:-1] + rest.pop(0).lstrip()
         found = re.search(r"<<'(\w+)'$", line)
         while found is not None and not line.endswith(f"\n{found[1]}"):
             line += f"\n{rest.pop(0)}"
