@@ -18,6 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from ..weights.borrowing import replaced
+from ..weights.pipeline_classes import adapter_of
 from .arguments import refuse_other_size
 from .callers import IN_STEP_LAYOUT, OWN_TABLE, VARIANTS, StateCaller, stacked
 from .capture import PipelineCall, company, kin, stopping_at_denoiser
@@ -91,7 +92,7 @@ class Denoiser:
         self._decoder: str | None = None
         self._latents: LatentMap | None = None
         self._example = example
-        self._recorder = Recorder(pipe.scheduler)
+        self._recorder = Recorder(pipe.scheduler, adapter_of(pipe).states)
         self._replay = StateCaller(PipelineCall(pipe, call), self._recorder, num_steps)
         self._own, self.probe = self._look()
         self._table = self._own

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,13 +62,15 @@ class Recorder(FlowMatchEulerDiscreteScheduler):
 
     Args:
         shipped: the scheduler that belongs to the pipeline. It is not modified.
+        states: how many states the pipeline steps at each noise level, one after another. If there are several, such as
+            a video and its sound, they are one state [N, D] for the hook, which is called at the last of them.
 
     Raises:
         ValueError: if `shipped` says that the model predicts neither a flow-matching velocity nor something that can be
             converted to one.
     """
 
-    def __init__(self, shipped: Any) -> None:
+    def __init__(self, shipped: Any, states: int = 1) -> None:
         flow = shipped.config.get("prediction_type", "flow_prediction") == "flow_prediction"
         process = None if flow else NoiseProcess(shipped)
         names = set(inspect.signature(FlowMatchEulerDiscreteScheduler.__init__).parameters) - {"self"}
@@ -86,6 +88,8 @@ class Recorder(FlowMatchEulerDiscreteScheduler):
         self._hook: StepHook | None = None
         self._taken = 0
         self._step_index: int | None = None
+        self._states = states
+        self._waiting: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def arm(self, hook: StepHook | None, *, table: Schedule | None = None, keep: int | None = None) -> None:
         """Prepare for one pipeline call.
@@ -96,10 +100,11 @@ class Recorder(FlowMatchEulerDiscreteScheduler):
             keep: index of a step; the pipeline loops over this step of its own table only.
         """
         self._hook, self._table, self._keep, self._taken = hook, table, keep, 0
+        self._waiting = []
 
     @property
     def taken(self) -> int:
-        """Number of steps taken since the call began."""
+        """Number of steps taken since the call began; the steps of several states at one noise level are one."""
         return self._taken
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Recorder:
@@ -173,14 +178,37 @@ class Recorder(FlowMatchEulerDiscreteScheduler):
             # In this mode the Euler scheduler integrates with dt = sigma - sigma', so pipelines pass the negative
             # velocity.
             model_output = -model_output
-        index = self._taken
-        self._taken += 1
-        self._step_index = self._taken
         # Half of the pipelines crash if a 16-bit state is returned as float32. Others predict in float32, and require a
         # state in float32.
         kept = torch.promote_types(sample.dtype, model_output.dtype)
-        following = self._hook(index, model_output, sample).to(kept)
+        if self._states == 1:
+            following = self._next(model_output, sample).to(kept)
+        else:
+            following = torch.zeros(sample.shape, dtype=kept, device=sample.device)
+            self._waiting.append((model_output, sample, following))
+            if len(self._waiting) == self._states:
+                self._step_together()
         return FlowMatchEulerDiscreteSchedulerOutput(prev_sample=following) if return_dict else (following,)
+
+    def _next(self, prediction: Tensor, sample: Tensor) -> Tensor:
+        index = self._taken
+        self._taken += 1
+        self._step_index = self._taken
+        assert self._hook is not None
+        return self._hook(index, prediction, sample)
+
+    def _step_together(self) -> None:
+        """Fill in the next states, which the pipeline has already, but has not read yet."""
+        waiting, self._waiting = self._waiting, []
+        predictions, samples, following = zip(*waiting)
+        found = self._next(_joined(predictions), _joined(samples))
+        sizes = [part[0].numel() for part in following]
+        for own, part in zip(following, found.split(sizes, dim=1)):
+            own.copy_(part.view_as(own))
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return torch.cat([part.flatten(1) for part in parts], dim=1)
 
 
 def is_flow_table(sigmas: Tensor, *, inverted: bool = False) -> bool:

@@ -28,6 +28,7 @@ class Adapter:
         text: the class takes its prompt as a text, not as a list with one text.
         prepare: prepares the pipeline, once.
         recompute: why gradient checkpointing must stay off, "" if it may be on.
+        states: how many states the class steps at each noise level, such as a video and its sound.
         kept: text encoders that a call needs even after all prompts are encoded.
         dropped: how many of the frames that a call asks for a pipeline leaves out; None if it leaves out none.
     """
@@ -38,6 +39,7 @@ class Adapter:
     text: bool = False
     prepare: Callable[[Any], None] | None = None
     recompute: str = ""
+    states: int = 1
     kept: tuple[str, ...] = ()
     dropped: Callable[[Any], int] | None = None
 
@@ -79,6 +81,7 @@ _PADDED = "attends to the padding of shorter prompts, so each call holds one pro
 _NO_MASK = "the library's gradient checkpointing of Chroma leaves the attention mask out, which changes the prediction"
 _TWO_ROWS = "under guidance the timestep is repeated for two rows only, so each call holds one prompt"
 _ONE_TEXT = "the library takes one prompt at a time, as a text"
+_WITH_SOUND = "video and sound are one state, of which rewards see the video"
 _NO_FIELD = "with gradients, its ControlNet reads a field that the library does not set, so it is set"
 _NONE = Adapter("")
 
@@ -106,6 +109,9 @@ ADAPTERS: dict[str, Adapter] = {
     "QwenImageEditPlusPipeline": Adapter("the library takes one prompt at a time", together="one"),
     "LongCatImageEditPipeline": Adapter("the library takes one prompt at a time", together="one"),
     "WanVACEPipeline": Adapter(_ONE_TEXT, together="one", text=True),
+    "LTX2Pipeline": Adapter(_WITH_SOUND, states=2),
+    "LTX2ConditionPipeline": Adapter(_WITH_SOUND, states=2),
+    "LTX2InContextPipeline": Adapter(_WITH_SOUND, states=2),
     "Cosmos3OmniPipeline": Adapter("the library takes one prompt at a time", together="one"),
     "DreamLitePipeline": Adapter(_ONE_TEXT, together="one", text=True),
     "DreamLiteMobilePipeline": Adapter(_ONE_TEXT, together="one", text=True),

@@ -68,9 +68,7 @@ def test_a_part_of_the_state_that_is_held_is_refused() -> None:
     """A class that predicts 0 for a given first frame keeps it in its own loop; a rollout would put noise on it."""
     tiny = conform.TINY["Cosmos3OmniPipeline"]
     held = {**tiny.call, "image": picture(32)}
-    with pytest.raises(
-        RuntimeError, match=r"Cosmos3OmniPipeline predicts exactly 0 for 50% of the state at every step"
-    ):
+    with pytest.raises(RuntimeError, match=r"Cosmos3OmniPipeline predicts exactly 0 for 50% of its first state"):
         Denoiser(tiny.fresh(), num_steps=STEPS, call=held).self_check(PROMPTS)
 
 
@@ -85,6 +83,28 @@ def test_a_class_that_writes_into_its_latents_does_not_change_the_state() -> Non
         with pytest.raises(RuntimeError, match=r"is not the one supplied|returned no tensor"):
             made.replay.predict(variant, x, made._own, 0, PROMPTS)
         assert torch.equal(x, before)
+
+
+def test_a_video_and_its_sound_are_one_state() -> None:
+    tiny = conform.TINY["LTX2Pipeline"]
+    made = Denoiser(tiny.fresh(), num_steps=STEPS, call=tiny.call)
+    made.self_check(PROMPTS)
+    video, sound = 3 * 32 * 32, 20
+    assert made.probe.latent_shape == (video + sound,)
+    x = made.initial_noise([torch.Generator().manual_seed(k) for k in range(2)])
+    v = made.velocity(x, 1, PROMPTS)
+    for part in (slice(0, video), slice(video, None)):
+        other = x.clone()
+        other[:, part] += 0.5
+        moved = made.velocity(other, 1, PROMPTS) - v
+        assert bool(moved[:, :video].any())
+        assert bool(moved[:, video:].any())
+    # What rewards see is made of the video's part alone.
+    images = made.decode(x, PROMPTS)
+    assert images.shape == (2, 5, 3, 32, 32)
+    other = x.clone()
+    other[:, video:] += 0.5
+    assert torch.equal(made.decode(other, PROMPTS), images)
 
 
 def test_one_video_without_a_batch_dimension_is_a_video() -> None:

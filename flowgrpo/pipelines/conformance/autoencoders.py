@@ -160,6 +160,52 @@ def ltx() -> Any:
     )
 
 
+def ltx2() -> Any:
+    """`AutoencoderKLLTX2Video`: twofold in space."""
+    made = diffusers.AutoencoderKLLTX2Video(
+        latent_channels=4,
+        block_out_channels=(8,),
+        decoder_block_out_channels=(8,),
+        layers_per_block=(1,),
+        decoder_layers_per_block=(1, 1),
+        spatio_temporal_scaling=(True,),
+        decoder_spatio_temporal_scaling=(True,),
+        decoder_inject_noise=(False, False),
+        downsample_type=("spatial",),
+        upsample_residual=(False,),
+        upsample_factor=(1,),
+        timestep_conditioning=False,
+        patch_size=1,
+        patch_size_t=1,
+        encoder_causal=True,
+        decoder_causal=False,
+    )
+    made.use_framewise_encoding = made.use_framewise_decoding = False
+    return made
+
+
+def ltx2_audio() -> Any:
+    """`AutoencoderKLLTX2Audio`, of 8 mel bins."""
+    return diffusers.AutoencoderKLLTX2Audio(
+        base_channels=4,
+        output_channels=2,
+        ch_mult=(1,),
+        num_res_blocks=1,
+        attn_resolutions=None,
+        in_channels=2,
+        resolution=32,
+        latent_channels=2,
+        norm_type="pixel",
+        causality_axis="height",
+        dropout=0.0,
+        mid_block_add_attention=False,
+        sample_rate=16000,
+        mel_hop_length=160,
+        is_causal=True,
+        mel_bins=8,
+    )
+
+
 def mochi() -> Any:
     """`AutoencoderKLMochi`: eightfold in space, sixfold in time."""
     return diffusers.AutoencoderKLMochi(

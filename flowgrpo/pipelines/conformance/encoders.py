@@ -199,6 +199,15 @@ def gemma2() -> Any:
     return language_model("Gemma2Model", "Gemma2Config")
 
 
+def gemma3() -> Any:
+    """`Gemma3ForConditionalGeneration`, with which LTX-2 reads prompts; its vision tower has one layer."""
+    text = {**decoder_sizes(), "layer_types": ["full_attention"] * 2, "query_pre_attn_scalar": 8}
+    vision = {"hidden_size": WIDTH, "intermediate_size": 2 * WIDTH, "num_hidden_layers": 1, "num_attention_heads": 2,
+              "image_size": 32, "patch_size": 16}  # fmt: skip
+    config = transformers.Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
+    return transformers.Gemma3ForConditionalGeneration(config)
+
+
 def qwen2_5_vl(model: str = "Qwen2_5_VLForConditionalGeneration", *, layers: int = 2) -> Any:
     """A class of the Qwen2.5-VL family; its vision tower has one layer."""
     sizes = {name: value for name, value in decoder_sizes(layers).items() if name not in ("head_dim", "pad_token_id")}

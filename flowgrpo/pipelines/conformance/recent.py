@@ -112,6 +112,78 @@ def _cosmos3() -> Any:
     )
 
 
+def _ltx2_parts() -> dict[str, Any]:
+    from diffusers.pipelines.ltx2 import LTX2TextConnectors, LTX2Vocoder
+
+    transformer = diffusers.LTX2VideoTransformer3DModel(
+        in_channels=4,
+        out_channels=4,
+        num_attention_heads=2,
+        attention_head_dim=8,
+        cross_attention_dim=16,
+        audio_in_channels=4,
+        audio_out_channels=4,
+        audio_num_attention_heads=2,
+        audio_attention_head_dim=4,
+        audio_cross_attention_dim=8,
+        num_layers=2,
+        caption_channels=parts.WIDTH,
+        rope_double_precision=False,
+        rope_type="split",
+    )
+    connectors = LTX2TextConnectors(
+        caption_channels=parts.WIDTH,
+        text_proj_in_factor=3,
+        video_connector_num_attention_heads=2,
+        video_connector_attention_head_dim=8,
+        video_connector_num_layers=1,
+        video_connector_num_learnable_registers=None,
+        audio_connector_num_attention_heads=2,
+        audio_connector_attention_head_dim=8,
+        audio_connector_num_layers=1,
+        audio_connector_num_learnable_registers=None,
+        connector_rope_base_seq_len=32,
+        rope_theta=10000.0,
+        rope_double_precision=False,
+        causal_temporal_positioning=False,
+        rope_type="split",
+    )
+    vocoder = LTX2Vocoder(
+        in_channels=16,
+        hidden_channels=32,
+        out_channels=2,
+        upsample_kernel_sizes=[4, 4],
+        upsample_factors=[2, 2],
+        resnet_kernel_sizes=[3],
+        resnet_dilations=[[1, 3, 5]],
+        leaky_relu_negative_slope=0.1,
+        output_sampling_rate=16000,
+    )
+    return {
+        "scheduler": shifted_scheduler(),
+        "vae": autoencoders.ltx2(),
+        "audio_vae": autoencoders.ltx2_audio(),
+        "text_encoder": parts.gemma3(),
+        "tokenizer": parts.tokenizer(side="left"),
+        "connectors": connectors,
+        "transformer": transformer,
+        "vocoder": vocoder,
+    }
+
+
+_LTX2 = {
+    "height": 32,
+    "width": 32,
+    "num_frames": 5,
+    "frame_rate": 25.0,
+    "negative_prompt": "blue",
+    "guidance_scale": 3.0,
+    "spatio_temporal_guidance_blocks": [1],
+    "max_sequence_length": 16,
+}
+_NO_CONDITION = "without a condition: with a condition, the class holds a part of the state"
+
+
 def _kandinsky6() -> Any:
     transformer = diffusers.Kandinsky6Transformer3DModel(
         in_visual_dim=4,
@@ -182,6 +254,9 @@ def _zimage_omni() -> Any:
 
 
 RECENT: dict[str, Tiny] = {
+    "LTX2Pipeline": Tiny(lambda: diffusers.LTX2Pipeline(**_ltx2_parts()), _LTX2),
+    "LTX2ConditionPipeline": Tiny(lambda: diffusers.LTX2ConditionPipeline(**_ltx2_parts()), _LTX2, notes=_NO_CONDITION),
+    "LTX2InContextPipeline": Tiny(lambda: diffusers.LTX2InContextPipeline(**_ltx2_parts()), _LTX2, notes=_NO_CONDITION),
     "Cosmos3OmniPipeline": Tiny(
         _cosmos3,
         {"height": 32, "width": 32, "num_frames": 5, "guidance_scale": 4.0, "negative_prompt": "blue"},
