@@ -109,3 +109,28 @@ def test_a_class_that_a_pipeline_adds_to_transformers_is_known(tmp_path: Path, m
     (tmp_path / "model_index.json").write_text(index)
     with pytest.raises(ValueError, match="text_encoder is of class 'T5GemmaEncodr', which transformers"):
         check_pipeline_folder(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Cosmos3OmniPipeline", "LTX2Pipeline", "MotifVideoImage2VideoPipeline"])
+def test_parts_of_unusual_names_and_libraries_are_accepted(name: str, tmp_path: Path) -> None:
+    TINY[name].fresh().save_pretrained(tmp_path / "pipeline")
+    assert check_pipeline_folder(tmp_path / "pipeline") is getattr(diffusers, name)
+
+
+@pytest.mark.slow
+def test_a_tokenizer_belongs_under_a_name_of_a_tokenizer_unless_it_is_a_model_of_diffusers(tmp_path: Path) -> None:
+    folder = tmp_path / "pipeline"
+    TINY["Cosmos3OmniPipeline"].fresh().save_pretrained(folder)
+    index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
+    kind = "Cosmos3AVAEAudioTokenizer"
+    index["vae"] = index["text_tokenizer"]
+    index["sound_tokenizer"] = ["diffusers", kind]
+    (folder / "sound_tokenizer").mkdir()
+    (folder / "sound_tokenizer" / "config.json").write_text(json.dumps({"_class_name": kind}), encoding="utf-8")
+    (folder / "model_index.json").write_text(json.dumps(index), encoding="utf-8")
+    with pytest.raises(ValueError, match="name a model") as error:
+        check_pipeline_folder(folder)
+    sound, vae = str(error.value).splitlines()
+    assert "vae is of class" in vae
+    assert "sound_tokenizer holds no weights" in sound
