@@ -86,7 +86,7 @@ class StateCaller:
             if variant == "fast_forward":
                 self._fast_forward(stack, hook, x, first, prompts, "latent")
             elif variant == "relay":
-                self._relay(stack, hook, schedule.step(i).twice(), prompts, "latent")
+                self._relay(stack, hook, x, schedule.step(i).twice(), prompts, "latent")
             elif variant == "slice":
                 self.recorder.arm(hook, keep=i)
                 self._enter(stack, x, prompts, "inject", self.num_steps, "latent")
@@ -122,7 +122,7 @@ class StateCaller:
                 return self._fast_forward(stack, through, x, self.num_steps, prompts, "pt")
             step = own.step(len(own.timesteps) - 1)
             if decoder == "relay":
-                return self._relay(stack, lambda index, prediction, sample: x, step, prompts, "pt")
+                return self._relay(stack, lambda index, prediction, sample: x, x, step, prompts, "pt")
             kind, _, place = decoder.partition("_")
             table = Schedule(step.sigmas, step.timesteps[:0]) if kind == "empty" else step
             self.recorder.arm(last, table=table)
@@ -140,9 +140,11 @@ class StateCaller:
             raise PipelineError(f"{type(self.caller.pipe).__name__} takes no latents=")
         return self.caller.run(self.recorder, prompts, steps, **extra)
 
-    def _relay(self, stack: ExitStack, hook: StepHook, table: Schedule, prompts: Sequence[str], output: str) -> Any:
-        """Run a table whose first step does not evaluate the denoiser."""
-        self.recorder.arm(hook, table=table)
+    def _relay(
+        self, stack: ExitStack, hook: StepHook, x: Tensor, table: Schedule, prompts: Sequence[str], output: str
+    ) -> Any:
+        """Run a table whose first step does not evaluate the denoiser, and ends in the state x."""
+        self.recorder.arm(hook, table=table, ahead=lambda index, prediction, sample, place: x[:, place])
         stack.enter_context(skipping_denoiser(self.caller.pipe, lambda: self.recorder.taken == 0, self.forms))
         return self.caller.run(self.recorder, prompts, len(table.timesteps), output_type=output)
 

@@ -20,6 +20,10 @@ StepHook = Callable[[int, Tensor, Tensor], Tensor]
 """(step index, prediction, state) -> next state; all tensors have the shape of the loop's state. May raise
 `LoopStopped`."""
 
+Ahead = Callable[[int, Tensor, Tensor, slice], Tensor]
+"""(step index, prediction [N, d], state [N, d], place) -> next state [N, d] of one of several states; the place says
+which numbers of the joined state these are."""
+
 
 class PipelineError(RuntimeError):
     """The pipeline cannot be replayed; use another pipeline, or another way of evaluating its states."""
@@ -90,17 +94,27 @@ class Recorder(FlowMatchEulerDiscreteScheduler):
         self._step_index: int | None = None
         self._states = states
         self._waiting: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._ahead: Ahead | None = None
 
-    def arm(self, hook: StepHook | None, *, table: Schedule | None = None, keep: int | None = None) -> None:
+    def arm(
+        self,
+        hook: StepHook | None,
+        *,
+        table: Schedule | None = None,
+        keep: int | None = None,
+        ahead: Ahead | None = None,
+    ) -> None:
         """Prepare for one pipeline call.
 
         Args:
             hook: called by each `step`.
             table: use this table; None means the pipeline's own table.
             keep: index of a step; the pipeline loops over this step of its own table only.
+            ahead: what the hook will return for one of several states. Some pipelines read the next state of the video
+                before the sound has stepped.
         """
         self._hook, self._table, self._keep, self._taken = hook, table, keep, 0
-        self._waiting = []
+        self._waiting, self._ahead = [], ahead
 
     @property
     def taken(self) -> int:
@@ -184,7 +198,7 @@ class Recorder(FlowMatchEulerDiscreteScheduler):
         if self._states == 1:
             following = self._next(model_output, sample).to(kept)
         else:
-            following = torch.zeros(sample.shape, dtype=kept, device=sample.device)
+            following = self._next_alone(model_output, sample).to(kept)
             self._waiting.append((model_output, sample, following))
             if len(self._waiting) == self._states:
                 self._step_together()
@@ -197,8 +211,16 @@ class Recorder(FlowMatchEulerDiscreteScheduler):
         assert self._hook is not None
         return self._hook(index, prediction, sample)
 
+    def _next_alone(self, prediction: Tensor, sample: Tensor) -> Tensor:
+        """The next one of several states, or room for it."""
+        if self._ahead is None:
+            return torch.zeros_like(sample)
+        start = sum(one[0].numel() for _, one, _ in self._waiting)
+        place = slice(start, start + sample[0].numel())
+        return self._ahead(self._taken, prediction.flatten(1), sample.flatten(1), place).reshape(sample.shape).clone()
+
     def _step_together(self) -> None:
-        """Fill in the next states, which the pipeline has already, but has not read yet."""
+        """Call the hook for all states. Fill in the next states, which the pipeline may have read only if `ahead`."""
         waiting, self._waiting = self._waiting, []
         predictions, samples, following = zip(*waiting)
         found = self._next(_joined(predictions), _joined(samples))

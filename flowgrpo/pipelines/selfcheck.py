@@ -71,20 +71,29 @@ def _rollout(
     predictions: list[Tensor] = []
     # Copies of the results of the steps: some pipelines later overwrite the tensor that a step returned.
     handed: list[Tensor] = []
+    ahead_drawn: list[Tensor] = []
+
+    def following(index: int, prediction: Tensor, sample: Tensor, drawn: Tensor) -> Tensor:
+        here, there = sigmas[index], sigmas[index + 1]
+        velocity = -prediction.float() if recorder.inverted else prediction.float()
+        moved = sample.float() + (there - here) * velocity + 0.5 * (here - there) ** 0.5 * drawn.to(sample.device)
+        return moved.to(storage or sample.dtype)
+
+    def ahead(index: int, prediction: Tensor, sample: Tensor, place: slice) -> Tensor:
+        ahead_drawn.append(torch.randn(sample.shape, generator=noise))
+        return following(index, prediction, sample, ahead_drawn[-1]).to(sample.dtype)
 
     def hook(index: int, prediction: Tensor, sample: Tensor) -> Tensor:
         if handed:
             _require_kept(replay, handed[-1], sample)
-        here, there = sigmas[index], sigmas[index + 1]
         states.append(sample.clone())
         predictions.append(prediction.clone())
-        velocity = -prediction.float() if recorder.inverted else prediction.float()
-        drawn = torch.randn(sample.shape, generator=noise).to(sample.device)
-        following = sample.float() + (there - here) * velocity + 0.5 * (here - there) ** 0.5 * drawn
-        handed.append(following.to(storage or sample.dtype).clone())
+        drawn = torch.cat(ahead_drawn, dim=1) if ahead_drawn else torch.randn(sample.shape, generator=noise)
+        ahead_drawn.clear()
+        handed.append(following(index, prediction, sample, drawn).clone())
         return handed[-1].to(sample.dtype)
 
-    recorder.arm(hook)
+    recorder.arm(hook, ahead=ahead)
     images = replay.caller.run(recorder, prompts, replay.num_steps, output_type="pt")
     if len(handed) <= last:
         name = type(replay.caller.pipe).__name__

@@ -110,6 +110,9 @@ ADAPTERS: dict[str, Adapter] = {
     "LongCatImageEditPipeline": Adapter("the library takes one prompt at a time", together="one"),
     "WanVACEPipeline": Adapter(_ONE_TEXT, together="one", text=True),
     "LTX2Pipeline": Adapter(_WITH_SOUND, states=2),
+    "LTX2ImageToVideoPipeline": Adapter(
+        f"{_WITH_SOUND}; the library takes one picture in a call", together="one", states=2
+    ),
     "LTX2ConditionPipeline": Adapter(_WITH_SOUND, states=2),
     "LTX2InContextPipeline": Adapter(_WITH_SOUND, states=2),
     "Cosmos3OmniPipeline": Adapter("the library takes one prompt at a time", together="one"),

@@ -25,7 +25,7 @@ CHECKS = ["probe", "velocity", "replay", "ratio", "decode", "given", "memory", "
 # The state lacks the frame that is given, the video lacks the first frames, or the state has more than the video.
 WITHOUT_GIVEN = {
     "LTXImageToVideoPipeline", "SanaImageToVideoPipeline", "HunyuanVideoImageToVideoPipeline",
-    "HunyuanImageRefinerPipeline", "LTX2Pipeline",
+    "HunyuanImageRefinerPipeline", "LTX2Pipeline", "LTX2ImageToVideoPipeline",
 }  # fmt: skip
 
 
@@ -53,6 +53,7 @@ WITHOUT_GIVEN = {
         ("Krea2Pipeline", "direct", "unmodified"),
         ("Cosmos3OmniPipeline", "relay", "adapter"),
         ("LTX2Pipeline", "relay", "adapter"),
+        ("LTX2ImageToVideoPipeline", "relay", "adapter"),
         ("SanaImageToVideoPipeline", "relay", "unmodified"),
         ("MotifVideoImage2VideoPipeline", "inject", "adapter"),
         ("HunyuanVideoImageToVideoPipeline", "inject", "adapter"),

@@ -10,7 +10,7 @@ from . import autoencoders
 from . import encoders as parts
 from .conditioned import picture
 from .images import shifted_scheduler
-from .recent import motif_video_transformer
+from .recent import LTX2, ltx2_parts, motif_video_transformer
 from .tiny import Tiny
 from .videos import hunyuan_video_parts, sana_video_parts, unipc, wan_parts, wan_transformer
 
@@ -74,6 +74,9 @@ _HUNYUAN = {
 }
 
 ANIMATED: dict[str, Tiny] = {
+    "LTX2ImageToVideoPipeline": Tiny(
+        lambda: diffusers.LTX2ImageToVideoPipeline(**ltx2_parts()), {**LTX2, "image": picture(32), "image_crf": 0}
+    ),
     "LucyEditPipeline": Tiny(_lucy, {**_VIDEO, "video": _FILM, "max_sequence_length": 16}),
     "ChronoEditPipeline": Tiny(
         _chrono_edit,

@@ -35,7 +35,6 @@ REASONS: dict[str, str] = {
     "VisualClozeGenerationPipeline": "takes a task, a content and a grid of example pictures in place of a prompt",
     "SanaSprintPipeline": "TrigFlow: its time is an angle, and its step returns two states; it needs its own kernel",
     "SanaSprintImg2ImgPipeline": "TrigFlow, like SanaSprintPipeline",
-    "LTX2ImageToVideoPipeline": f"{_WITH_SOUND}, and reads the next picture state before the sound has stepped",
     "LTX2DFRPipeline": f"{_WITH_SOUND}; between its steps, it pastes in the conditions",
     "LTX2DFRTemporalRefinePipeline": f"{_WITH_SOUND}, tile after tile, from the latents of another pipeline",
     "LTX2HDRPipeline": "takes two steps at each noise level; one of them denoises a sound that stays noise",

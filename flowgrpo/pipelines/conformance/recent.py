@@ -112,7 +112,8 @@ def _cosmos3() -> Any:
     )
 
 
-def _ltx2_parts() -> dict[str, Any]:
+def ltx2_parts() -> dict[str, Any]:
+    """Components of the LTX-2 family."""
     from diffusers.pipelines.ltx2 import LTX2TextConnectors, LTX2Vocoder
 
     transformer = diffusers.LTX2VideoTransformer3DModel(
@@ -171,7 +172,7 @@ def _ltx2_parts() -> dict[str, Any]:
     }
 
 
-_LTX2 = {
+LTX2 = {
     "height": 32,
     "width": 32,
     "num_frames": 5,
@@ -254,9 +255,9 @@ def _zimage_omni() -> Any:
 
 
 RECENT: dict[str, Tiny] = {
-    "LTX2Pipeline": Tiny(lambda: diffusers.LTX2Pipeline(**_ltx2_parts()), _LTX2),
-    "LTX2ConditionPipeline": Tiny(lambda: diffusers.LTX2ConditionPipeline(**_ltx2_parts()), _LTX2, notes=_NO_CONDITION),
-    "LTX2InContextPipeline": Tiny(lambda: diffusers.LTX2InContextPipeline(**_ltx2_parts()), _LTX2, notes=_NO_CONDITION),
+    "LTX2Pipeline": Tiny(lambda: diffusers.LTX2Pipeline(**ltx2_parts()), LTX2),
+    "LTX2ConditionPipeline": Tiny(lambda: diffusers.LTX2ConditionPipeline(**ltx2_parts()), LTX2, notes=_NO_CONDITION),
+    "LTX2InContextPipeline": Tiny(lambda: diffusers.LTX2InContextPipeline(**ltx2_parts()), LTX2, notes=_NO_CONDITION),
     "Cosmos3OmniPipeline": Tiny(
         _cosmos3,
         {"height": 32, "width": 32, "num_frames": 5, "guidance_scale": 4.0, "negative_prompt": "blue"},
