@@ -8,13 +8,12 @@ import diffusers
 
 from . import autoencoders
 from . import encoders as parts
-from .conditioned import picture
-from .images import shifted_scheduler
+from .conditioned import VIDEO, picture
+from .images import SANA, shifted_scheduler
 from .recent import LTX2, ltx2_parts, motif_video_transformer
 from .tiny import Tiny
 from .videos import hunyuan_video_parts, sana_video_parts, unipc, wan_parts, wan_transformer
 
-_VIDEO = {"height": 32, "width": 32, "num_frames": 5, "guidance_scale": 4.0, "negative_prompt": "blue"}
 _FILM = [picture(32, k) for k in range(5)]
 
 
@@ -77,10 +76,10 @@ ANIMATED: dict[str, Tiny] = {
     "LTX2ImageToVideoPipeline": Tiny(
         lambda: diffusers.LTX2ImageToVideoPipeline(**ltx2_parts()), {**LTX2, "image": picture(32), "image_crf": 0}
     ),
-    "LucyEditPipeline": Tiny(_lucy, {**_VIDEO, "video": _FILM, "max_sequence_length": 16}),
+    "LucyEditPipeline": Tiny(_lucy, {**VIDEO, "video": _FILM, "max_sequence_length": 16}),
     "ChronoEditPipeline": Tiny(
         _chrono_edit,
-        {**_VIDEO, "image": picture(32), "max_sequence_length": 16},
+        {**VIDEO, "image": picture(32), "max_sequence_length": 16},
         notes="without temporal reasoning, which drops frames midway",
     ),
     "HunyuanVideoImageToVideoPipeline": Tiny(
@@ -105,16 +104,6 @@ ANIMATED: dict[str, Tiny] = {
     ),
     "SanaImageToVideoPipeline": Tiny(
         lambda: diffusers.SanaImageToVideoPipeline(**sana_video_parts() | {"scheduler": unipc(8.0)}),
-        {
-            "height": 32,
-            "width": 32,
-            "frames": 5,
-            "guidance_scale": 4.0,
-            "negative_prompt": "blue",
-            "image": picture(32),
-            "max_sequence_length": 16,
-            "use_resolution_binning": False,
-            "complex_human_instruction": None,
-        },
+        {**SANA, "frames": 5, "image": picture(32)},
     ),
 }

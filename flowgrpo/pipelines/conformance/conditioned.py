@@ -12,6 +12,7 @@ from PIL import Image
 from . import autoencoders
 from . import encoders as parts
 from .images import (
+    SANA,
     chroma_parts,
     cogview4_parts,
     euler,
@@ -34,7 +35,7 @@ from .videos import (
 )
 
 _SMALL = {"height": 16, "width": 16}
-_VIDEO = {"height": 32, "width": 32, "num_frames": 5, "guidance_scale": 4.0, "negative_prompt": "blue"}
+VIDEO = {"height": 32, "width": 32, "num_frames": 5, "guidance_scale": 4.0, "negative_prompt": "blue"}
 
 
 def picture(size: int = 16, phase: int = 0) -> Image.Image:
@@ -237,17 +238,7 @@ CONDITIONED: dict[str, Tiny] = {
         {**_GUIDED, "control_image": picture(), "max_sequence_length": 16},
     ),
     "SanaPAGPipeline": Tiny(
-        lambda: diffusers.SanaPAGPipeline(**sana_parts(), pag_applied_layers="blocks.0"),
-        {
-            "height": 32,
-            "width": 32,
-            "guidance_scale": 4.0,
-            "negative_prompt": "blue",
-            "pag_scale": 1.0,
-            "use_resolution_binning": False,
-            "complex_human_instruction": None,
-            "max_sequence_length": 16,
-        },
+        lambda: diffusers.SanaPAGPipeline(**sana_parts(), pag_applied_layers="blocks.0"), {**SANA, "pag_scale": 1.0}
     ),
     "LongCatImageEditPipeline": Tiny(
         lambda: diffusers.LongCatImageEditPipeline(**{**longcat_parts(), "vae": autoencoders.kl(16, levels=7)}),
@@ -256,13 +247,13 @@ CONDITIONED: dict[str, Tiny] = {
     ),
     "WanImageToVideoPipeline": Tiny(
         lambda: _wan_image_to_video(image_encoder=True),
-        {**_VIDEO, "image": picture(32), "max_sequence_length": 16},
+        {**VIDEO, "image": picture(32), "max_sequence_length": 16},
     ),
     "WanImageToVideoPipeline, 2.2 with two experts": Tiny(
-        lambda: _wan_image_to_video(boundary_ratio=0.875), {**_VIDEO, "image": picture(32), "max_sequence_length": 16}
+        lambda: _wan_image_to_video(boundary_ratio=0.875), {**VIDEO, "image": picture(32), "max_sequence_length": 16}
     ),
     "WanImageToVideoPipeline, 2.2 5B": Tiny(
-        lambda: _wan_image_to_video(expand_timesteps=True), {**_VIDEO, "image": picture(32), "max_sequence_length": 16}
+        lambda: _wan_image_to_video(expand_timesteps=True), {**VIDEO, "image": picture(32), "max_sequence_length": 16}
     ),
     "WanVideoToVideoPipeline": Tiny(
         lambda: diffusers.WanVideoToVideoPipeline(**wan_parts(wan_transformer())),
@@ -279,10 +270,10 @@ CONDITIONED: dict[str, Tiny] = {
     ),
     "WanVACEPipeline": Tiny(
         _wan_vace,
-        {**_VIDEO, "video": [picture(32, k) for k in range(5)], "mask": [mask(32)] * 5, "max_sequence_length": 16},
+        {**VIDEO, "video": [picture(32, k) for k in range(5)], "mask": [mask(32)] * 5, "max_sequence_length": 16},
     ),
     "SkyReelsV2ImageToVideoPipeline": Tiny(
-        _skyreels_image_to_video, {**_VIDEO, "image": picture(32), "max_sequence_length": 16}
+        _skyreels_image_to_video, {**VIDEO, "image": picture(32), "max_sequence_length": 16}
     ),
     "HunyuanVideo15ImageToVideoPipeline": Tiny(
         _hunyuan_video15_image_to_video,
@@ -294,15 +285,15 @@ CONDITIONED: dict[str, Tiny] = {
     ),
     "LTXImageToVideoPipeline": Tiny(
         lambda: diffusers.LTXImageToVideoPipeline(**ltx_parts()),
-        {**_VIDEO, "num_frames": 9, "image": picture(32), "max_sequence_length": 16},
+        {**VIDEO, "num_frames": 9, "image": picture(32), "max_sequence_length": 16},
     ),
     "LTXConditionPipeline": Tiny(
         lambda: diffusers.LTXConditionPipeline(**{**ltx_parts(), "scheduler": euler()}),
-        {**_VIDEO, "num_frames": 9, "max_sequence_length": 16},
+        {**VIDEO, "num_frames": 9, "max_sequence_length": 16},
         notes="without a condition: with a condition, the class changes the state between steps",
     ),
     "Kandinsky5I2VPipeline": Tiny(
         lambda: diffusers.Kandinsky5I2VPipeline(**kandinsky5_parts(autoencoders.hunyuan_video(), conditioned=True)),
-        {**_VIDEO, "num_frames": 21, "image": picture(32), "max_sequence_length": 512},
+        {**VIDEO, "num_frames": 21, "image": picture(32), "max_sequence_length": 512},
     ),
 }

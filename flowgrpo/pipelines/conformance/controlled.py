@@ -6,24 +6,14 @@ from typing import Any
 
 import diffusers
 
-from .conditioned import STRENGTH_NOTE, awake, flux_controlnet, mask, picture, qwen_controlnet, sd3_controlnet
-from .images import flux_parts, sana_parts, sd3_parts, zimage_parts
+from .conditioned import STRENGTH_NOTE, VIDEO, awake, flux_controlnet, mask, picture, qwen_controlnet, sd3_controlnet
+from .images import SANA, flux_parts, sana_parts, sd3_parts, zimage_parts
 from .tiny import Tiny
 from .videos import easyanimate_parts
 
 _SMALL = {"height": 16, "width": 16}
 _GUIDED = {**_SMALL, "guidance_scale": 4.0, "negative_prompt": "blue"}
 _FLUX = {**_SMALL, "guidance_scale": 3.5, "max_sequence_length": 16, "strength": 1.0}
-_SANA = {
-    "height": 32,
-    "width": 32,
-    "guidance_scale": 4.0,
-    "negative_prompt": "blue",
-    "use_resolution_binning": False,
-    "complex_human_instruction": None,
-    "max_sequence_length": 16,
-}
-_VIDEO = {"height": 32, "width": 32, "num_frames": 5, "guidance_scale": 4.0, "negative_prompt": "blue"}
 
 
 def _sana_controlnet() -> Any:
@@ -76,7 +66,7 @@ CONTROLLED: dict[str, Tiny] = {
         {**_GUIDED, "image": picture(), "strength": 1.0, "pag_scale": 1.0, "max_sequence_length": 16},
         notes=STRENGTH_NOTE,
     ),
-    "SanaControlNetPipeline": Tiny(_sana_controlnet, {**_SANA, "control_image": picture(32)}),
+    "SanaControlNetPipeline": Tiny(_sana_controlnet, {**SANA, "control_image": picture(32)}),
     "ZImageControlNetPipeline": Tiny(
         lambda: _zimage_controlnet("ZImageControlNetPipeline", 4),
         {**_GUIDED, "control_image": picture(), "max_sequence_length": 48},
@@ -103,7 +93,7 @@ CONTROLLED: dict[str, Tiny] = {
     ),
     "EasyAnimateInpaintPipeline": Tiny(
         lambda: diffusers.EasyAnimateInpaintPipeline(**easyanimate_parts(9)),
-        _VIDEO,
+        VIDEO,
         notes="without a video, which the class takes as a tensor only",
     ),
 }

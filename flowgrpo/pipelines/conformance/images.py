@@ -15,6 +15,15 @@ from .tiny import Tiny
 
 _SMALL = {"height": 16, "width": 16}
 _GUIDED = {**_SMALL, "guidance_scale": 4.0, "negative_prompt": "blue"}
+SANA = {
+    "height": 32,
+    "width": 32,
+    "guidance_scale": 4.0,
+    "negative_prompt": "blue",
+    "use_resolution_binning": False,
+    "complex_human_instruction": None,
+    "max_sequence_length": 16,
+}
 
 
 def shifted_scheduler() -> Any:
@@ -266,18 +275,7 @@ IMAGES: dict[str, Tiny] = {
         lambda: diffusers.QwenImagePipeline(**qwenimage_parts()),
         {**_SMALL, "true_cfg_scale": 3.0, "negative_prompt": "a blue square"},
     ),
-    "SanaPipeline": Tiny(
-        lambda: diffusers.SanaPipeline(**sana_parts()),
-        {
-            "height": 32,
-            "width": 32,
-            "guidance_scale": 4.0,
-            "negative_prompt": "blue",
-            "use_resolution_binning": False,
-            "complex_human_instruction": None,
-            "max_sequence_length": 16,
-        },
-    ),
+    "SanaPipeline": Tiny(lambda: diffusers.SanaPipeline(**sana_parts()), SANA),
     "CogView4Pipeline": Tiny(
         lambda: diffusers.CogView4Pipeline(**cogview4_parts()), {**_GUIDED, "max_sequence_length": 16}
     ),
