@@ -320,6 +320,22 @@ def test_any_process_of_a_launch_can_free_the_folder(tmp_path: Path):
     RunFolder.create(tmp_path / "run", "y").release()
 
 
+def test_processes_of_a_launch_can_free_the_folder_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The other process removes everything between the look of this one and its first removal."""
+    first = RunFolder.create(tmp_path / "run", "x")
+    (first.path / "run.log").write_text("a line\n")
+    other = RunFolder.open(first.path)
+    look = first.release
+
+    def releasing() -> None:
+        look()
+        other.abandon()
+
+    monkeypatch.setattr(first, "release", releasing)
+    first.abandon()
+    assert not first.path.exists()
+
+
 @pytest.mark.parametrize("name", ["checkpoints/iter-000001", "samples/index.jsonl", "metrics.jsonl", "my notes.txt"])
 def test_a_run_that_has_begun_is_never_removed(name: str, tmp_path: Path):
     run = RunFolder.create(tmp_path / "run", "x")

@@ -134,6 +134,19 @@ def test_settings_of_a_configuration_file_are_kept(tmp_path: Path, monkeypatch: 
 
 
 @needs_deepspeed
+def test_settings_that_change_the_numbers_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `round_robin_gradients`, DeepSpeed puts a loaded state into the places of other parameters."""
+    config = tmp_path / "zero.json"
+    config.write_text('{"zero_optimization": {"stage": 2, "round_robin_gradients": true, "sub_group_size": 1000}}')
+    for key, value in {**ZERO, "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(config)}.items():
+        monkeypatch.setenv(key, value)
+    with pytest.raises(ValueError, match=r"^round_robin_gradients in the section zero_optimization .* take it out"):
+        zero_of(load_recipe("mixgrpo_flash_guard", []), accelerator(2))
+    config.write_text('{"zero_optimization": {"stage": 2, "round_robin_gradients": false}}')
+    assert zero_of(load_recipe("mixgrpo_flash_guard", []), accelerator(2)) == {"stage": 2}
+
+
+@needs_deepspeed
 def test_an_optimizer_in_a_configuration_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tmp_path / "zero.json"
     config.write_text('{"zero_optimization": {"stage": 2}, "optimizer": {"type": "Adam"}}')
@@ -147,6 +160,14 @@ def test_without_deepspeed_its_launcher_is_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     monkeypatch.setattr(processes, "is_deepspeed_available", lambda: False)
     with pytest.raises(ValueError, match="pip install 'deepspeed"):
+        launched()
+
+
+def test_fsdp_and_deepspeed_together_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    monkeypatch.setattr(processes, "is_deepspeed_available", lambda: True)
+    with pytest.raises(ValueError, match="use one of --use_fsdp and --use_deepspeed"):
         launched()
 
 

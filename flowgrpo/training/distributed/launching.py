@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     from ...weights.sharding import Shards
 
 OFFLOADED = ("optimizer", "param")
+# These leave the numbers as they are. `round_robin_gradients`, for one, does not: DeepSpeed then puts weights and
+# moments that are loaded into the places of other parameters.
+PASSED = (
+    "allgather_bucket_size", "allgather_partitions", "contiguous_gradients", "overlap_comm", "reduce_bucket_size",
+    "reduce_scatter", "stage",
+)  # fmt: skip
 
 
 def load_whole_models() -> None:
@@ -84,12 +90,18 @@ def zero_of(recipe: AnyRecipe, accelerator: Accelerator) -> dict[str, Any] | Non
     config, norm = plugin.deepspeed_config, recipe.optimizer.max_grad_norm
     zero = {key: value for key, value in config["zero_optimization"].items() if value != "auto"}
     sections = [name for name in ("optimizer", "scheduler") if name in config]
+    unknown = sorted(key for key, value in zero.items() if value and key not in PASSED and not _of_others(key))
     _refuse(
         [
             (
                 zero.get("stage") != 2,
                 f"ZeRO stage {zero.get('stage')} is not supported; launch with --zero_stage 2, or, for weights in "
                 "shards, with --use_fsdp --fsdp_version 2 in place of --use_deepspeed",
+            ),
+            (
+                bool(unknown),
+                f"{', '.join(unknown)} in the section zero_optimization of DeepSpeed's configuration may change the "
+                f"numbers of a run; take it out. These may stay: {', '.join(PASSED)}",
             ),
             (
                 any((zero.get(f"offload_{what}") or {}).get("device", "none") != "none" for what in OFFLOADED),
@@ -118,7 +130,12 @@ def zero_of(recipe: AnyRecipe, accelerator: Accelerator) -> dict[str, Any] | Non
             ),
         ]
     )
-    return {key: value for key, value in zero.items() if not key.startswith("offload_")}
+    return {key: value for key, value in zero.items() if key in PASSED}
+
+
+def _of_others(key: str) -> bool:
+    """Whether a key of `zero_optimization` has no meaning for stage 2 without offloading."""
+    return key.startswith(("offload_", "stage3_")) or key == "sub_group_size"
 
 
 def optimizer_of(recipe: AnyRecipe, accelerator: Accelerator, weights: TrainedWeights, processes: Processes) -> Stepper:

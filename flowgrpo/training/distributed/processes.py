@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -19,6 +20,7 @@ from torch import Tensor
 from ...pipelines.experience import part_bounds
 from ...weights.kernel_choice import without_cudnn_attention
 from ...weights.pieces import is_cut
+from ..stopping import SIGNALS
 from .failures import FailedTogether
 
 T = TypeVar("T")
@@ -29,6 +31,9 @@ PATIENCE = timedelta(hours=2)
 NCCL's own limit is ten minutes. Nobody waits for a process that fails, see `ended_together`."""
 POLL_SECONDS = 1.0
 FAREWELL_SECONDS = 20.0
+GONE_SECONDS = 3.0
+"""How long a process that has lost another one waits for a note from it."""
+NOTICE_SECONDS = 20.0
 _FAILED, _ENDED = "flowgrpo/failed", "flowgrpo/ended"
 
 
@@ -38,16 +43,66 @@ def launched() -> PartialState:
     Every run and evaluation asks here first, so this is also where cuDNN's attention is ruled out.
 
     Raises:
-        ValueError: the processes were launched with DeepSpeed, and DeepSpeed is not installed.
+        ValueError: the processes were launched with DeepSpeed, and DeepSpeed is not installed; or with FSDP as well; or
+            the port is taken.
     """
     if parse_flag_from_env("ACCELERATE_USE_DEEPSPEED") and not is_deepspeed_available():
         raise ValueError(
             "this run was launched with DeepSpeed, which is not installed: pip install 'deepspeed>=0.19.8'; or launch "
             "with --use_fsdp --fsdp_version 2 in place of --use_deepspeed, which needs no further package"
         )
+    if parse_flag_from_env("ACCELERATE_USE_DEEPSPEED") and parse_flag_from_env("ACCELERATE_USE_FSDP"):
+        raise ValueError(
+            "this run was launched with FSDP and with DeepSpeed; use one of --use_fsdp and --use_deepspeed"
+        )
     without_cudnn_attention()
     cpu = parse_flag_from_env("ACCELERATE_USE_CPU") or not torch.accelerator.is_available()
-    return PartialState(cpu=cpu, timeout=PATIENCE)
+    if torch.distributed.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return PartialState(cpu=cpu, timeout=PATIENCE)
+    with _ended_at_once(), _noticed():
+        try:
+            return PartialState(cpu=cpu, timeout=PATIENCE)
+        except torch.distributed.DistNetworkError as error:
+            if "EADDRINUSE" not in str(error):
+                raise
+            port = os.environ.get("MASTER_PORT", "")
+            raise ValueError(
+                f"port {port} is taken, perhaps by another run on this machine; launch with torchrun --standalone, or "
+                "give accelerate launch another --main_process_port"
+            ) from None
+
+
+@contextmanager
+def _ended_at_once() -> Iterator[None]:
+    """Within the block, signals end the process at once, as they do without a handler.
+
+    A handler of Python would not run while torch waits for the other processes, and nothing is there yet to keep.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = [number for number in SIGNALS if callable(signal.getsignal(number))]
+    handlers = {number: signal.signal(number, signal.SIG_DFL) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _noticed() -> Iterator[None]:
+    """Say what this process waits for, if it waits for long."""
+    count, rank = os.environ["WORLD_SIZE"], os.environ.get("RANK", "?")
+    where = f"{os.environ.get('MASTER_ADDR', '?')}:{os.environ.get('MASTER_PORT', '?')}"
+    told = f"process {rank} waits for {count} processes to meet at {where}; is each of them started?"
+    notice = threading.Timer(NOTICE_SECONDS, print, (told,), {"file": sys.stderr, "flush": True})
+    notice.daemon = True
+    notice.start()
+    try:
+        yield
+    finally:
+        notice.cancel()
 
 
 def part() -> None:
@@ -166,11 +221,31 @@ def ended_together() -> Iterator[None]:
     except (Exception, SystemExit) as error:
         over.set()
         watch.join()
+        if _lost(error) and not _noted(store):
+            raise ValueError(
+                "another process of this run is gone: it was killed, perhaps because memory ran out. Go on with "
+                f"`flowgrpo resume`, if the run has begun ({str(error).splitlines()[0][:200]})"
+            ) from None
         _tell(store, state.process_index, state.num_processes, known=isinstance(error, FailedTogether))
         raise
     finally:
         over.set()
         watch.join()
+
+
+def _lost(error: BaseException) -> bool:
+    """Whether an exchange failed because the connection to another process broke."""
+    words = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+
+
+def _noted(store: Any) -> bool:
+    """Whether another process has left a note that it failed, or leaves one soon."""
+    try:
+        store.wait([_FAILED], timedelta(seconds=GONE_SECONDS))
+    except RuntimeError:
+        return False
+    return True
 
 
 def _watch(store: Any, rank: int, over: threading.Event) -> None:

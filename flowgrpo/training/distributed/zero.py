@@ -46,7 +46,10 @@ class ZeroOptimizer:
         experts = [list(names) for _, names in groupby(named, key=lambda name: name.partition(".")[0])]
         self._parameters = [[named[name] for name in names] for names in experts]
         self._used = torch.zeros(len(experts), device=self._parameters[0][0].device)
-        self._inner = torch.optim.AdamW([{"params": group} for group in self._parameters], **settings_of(recipe))
+        # DeepSpeed replaces the parameters of each group by one flat parameter, which a fused step was not tried with.
+        self._inner = torch.optim.AdamW(
+            [{"params": group} for group in self._parameters], **settings_of(recipe), fused=False
+        )
         self._inner.register_step_pre_hook(self._leave_unused)
         self._given = _Given([parameter for group in self._parameters for parameter in group])
         self._engine, *_ = deepspeed.initialize(

@@ -152,18 +152,18 @@ class RunFolder:
         # An error here must not hide the error that ended the run.
         with suppress(OSError):
             if set(self.path.iterdir()) - {*folders, *files, *tracked} or any(
-                any(folder.iterdir()) for folder in folders
+                any(folder.iterdir()) for folder in folders if folder.is_dir()
             ):
                 return
             self.release()
             for path in tracked:
                 remove(path)
-            for folder in folders:
-                folder.rmdir()
+            # Another process of the run may be removing the same things.
             for file in files:
                 file.unlink(missing_ok=True)
-            if self._made:
-                self.path.rmdir()
+            for folder in (*folders, *([self.path] if self._made else [])):
+                with suppress(FileNotFoundError):
+                    folder.rmdir()
 
     @property
     def begun(self) -> bool:
