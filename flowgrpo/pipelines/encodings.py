@@ -43,6 +43,7 @@ class Encodings:
         self.pipe = pipe
         # Listing the components of a pipeline reads the signature of its class, which is too slow for every call.
         self._encoders = [name for name in pipe.components if name.startswith("image_encoder")]
+        self._connectors = [name for name in pipe.components if name.startswith("connectors")]
         self._known: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
         self._most = _LEAST
 
@@ -65,6 +66,11 @@ class Encodings:
                 part = getattr(self.pipe, name)
                 if isinstance(part, nn.Module):
                     stack.enter_context(replaced(part, forward=self._remembered(name, part.forward)))
+            for name in self._connectors:
+                part = getattr(self.pipe, name)
+                # They run between the text encoder and the denoiser. As in `encode_prompt`, a gradient would change
+                # their rounding. Their outputs are large, so they are not remembered.
+                stack.enter_context(replaced(part, forward=torch.no_grad()(part.forward)))
             yield
 
     def encode_prompt(self, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -198,7 +198,7 @@ class Recorder(FlowMatchEulerDiscreteScheduler):
         if self._states == 1:
             following = self._next(model_output, sample).to(kept)
         else:
-            following = self._next_alone(model_output, sample).to(kept)
+            following = self._next_alone(model_output, sample, kept)
             self._waiting.append((model_output, sample, following))
             if len(self._waiting) == self._states:
                 self._step_together()
@@ -211,13 +211,16 @@ class Recorder(FlowMatchEulerDiscreteScheduler):
         assert self._hook is not None
         return self._hook(index, prediction, sample)
 
-    def _next_alone(self, prediction: Tensor, sample: Tensor) -> Tensor:
+    def _next_alone(self, prediction: Tensor, sample: Tensor, dtype: torch.dtype) -> Tensor:
         """The next one of several states, or room for it."""
-        if self._ahead is None:
-            return torch.zeros_like(sample)
-        start = sum(one[0].numel() for _, one, _ in self._waiting)
-        place = slice(start, start + sample[0].numel())
-        return self._ahead(self._taken, prediction.flatten(1), sample.flatten(1), place).reshape(sample.shape).clone()
+        # It has the strides of the state before, because rounding in 16 bits depends on them.
+        following = torch.zeros_like(sample, dtype=dtype)
+        if self._ahead is not None:
+            start = sum(one[0].numel() for _, one, _ in self._waiting)
+            place = slice(start, start + sample[0].numel())
+            found = self._ahead(self._taken, prediction.flatten(1), sample.flatten(1), place)
+            following.copy_(found.view(sample.shape))
+        return following
 
     def _step_together(self) -> None:
         """Call the hook for all states. Fill in the next states, which the pipeline may have read only if `ahead`."""

@@ -48,6 +48,10 @@ def _decode_one_by_one(pipe: Any) -> None:
     pipe.vae.enable_slicing()
 
 
+def _vae_in_float32(pipe: Any) -> None:
+    pipe.vae.float()
+
+
 def _shown_frames(pipe: Any) -> int:
     """The frames of the given picture, which the older HunyuanVideo cuts off the video."""
     return 4 if pipe.transformer.config.image_condition_type == "latent_concat" else 0
@@ -100,7 +104,11 @@ ADAPTERS: dict[str, Adapter] = {
     "HunyuanVideoImageToVideoPipeline": Adapter(
         "the library takes one picture in a call", together="one", dropped=_shown_frames
     ),
-    "LucyEditPipeline": Adapter("the library takes one video in a call", together="one"),
+    "LucyEditPipeline": Adapter(
+        "the library takes one video in a call, and encodes it in float32, so its VAE is in float32",
+        together="one",
+        prepare=_vae_in_float32,
+    ),
     "MotifVideoImage2VideoPipeline": Adapter(
         "the library takes one picture in a call; its text encoder also reads the picture, so it is never released",
         together="one",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -96,6 +97,21 @@ def test_a_state_that_is_rounded_between_steps_is_kept_rounded(tmp_path: Path) -
     assert result.passed, result.outcomes
     assert subject.denoiser is not None
     assert subject.denoiser.probe.dtype is torch.bfloat16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["LTX2Pipeline", "LucyEditPipeline"])
+def test_a_class_passes_in_16_bits(name: str, tmp_path: Path) -> None:
+    """Rounding depends on the strides of LTX-2's first state; Lucy's VAE gets its video in float32."""
+    tiny = TINY[name]
+    tiny.fresh().save_pretrained(tmp_path / "pipeline")
+
+    def load(folder: str | Path) -> Any:
+        return tiny.loaded(folder, torch.bfloat16)
+
+    subject = Subject(load, tmp_path / "pipeline", tiny.call, tiny.steps, tmp_path, dtype=torch.bfloat16, whole=False)
+    result = check(subject, name, lambda outcome: None)
+    assert result.passed, result.outcomes
 
 
 @pytest.mark.slow

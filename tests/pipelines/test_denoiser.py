@@ -411,8 +411,8 @@ def test_states_that_do_not_fit_are_named() -> None:
 def test_pictures_with_an_opacity_are_laid_on_white(video: bool) -> None:
     pixels = torch.tensor([[0.2, 0.4, 0.6, 0.0], [0.2, 0.4, 0.6, 0.5], [0.2, 0.4, 0.6, 1.0]])
     images = pixels[:, None, :, None, None] if video else pixels[:, :, None, None]
-    found = stacked(images)
+    found = stacked(images, 3)
     assert found.shape == ((3, 1, 3, 1, 1) if video else (3, 3, 1, 1))
     expected = torch.tensor([[1.0, 1.0, 1.0], [0.6, 0.7, 0.8], [0.2, 0.4, 0.6]])
     assert torch.allclose(found.reshape(3, 3), expected, atol=1e-7)
-    assert torch.equal(stacked(list(images[..., :3, :, :])), images[..., :3, :, :])
+    assert torch.equal(stacked(list(images[..., :3, :, :]), 3), images[..., :3, :, :])

@@ -161,7 +161,7 @@ def ltx2_parts() -> dict[str, Any]:
         output_sampling_rate=16000,
     )
     return {
-        "scheduler": shifted_scheduler(),
+        "scheduler": euler(1.0, use_dynamic_shifting=True, base_image_seq_len=256, max_image_seq_len=1024),
         "vae": autoencoders.ltx2(),
         "audio_vae": autoencoders.ltx2_audio(),
         "text_encoder": parts.gemma3(),
