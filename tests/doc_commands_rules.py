@@ -292,8 +292,8 @@ def _bench(reader: Reader, words: list[str], example: Example) -> list[str] | No
         reader.patch.setitem(bench.MEASUREMENTS, name, partial(interruption, kills=1))
         small = ["run.iterations=2", "run.checkpoint_every=1", "evaluate.prompts=1", "run.seed=158"]
         return [*words, *TINY_ROLLOUT, TINY_WINDOW, *small]
-    if name == "signal" and "default" in words:
-        # This recipe has no window.
+    if name == "signal" and {"default", "diffusion_dpo"} & set(words):
+        # These recipes have no window.
         reader.patch.setattr("flowgrpo.bench.signal.signal.__defaults__", (3,))
         return [*words, *TINY_ROLLOUT, "evaluate.prompts=2"]
     if name == "shared-prefix":
