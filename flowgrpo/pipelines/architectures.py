@@ -303,8 +303,8 @@ def _image_tokens(path: Path) -> int:
         return (int(config["image_size"]) // int(config["patch_size"])) ** 2 + 1
     except (KeyError, TypeError, ValueError):
         raise ValueError(
-            f"{path}: there is no estimate, because it has no whole numbers image_size and patch_size; write those of "
-            "the image encoder"
+            f"{path}: there is no estimate, because it has no whole numbers image_size and patch_size; write the "
+            "numbers of the image encoder there"
         ) from None
 
 

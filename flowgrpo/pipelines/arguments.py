@@ -41,7 +41,7 @@ def accepts(parameters: Parameters, name: str) -> bool:
 
 
 def pictures_left_out(parameters: Parameters, call: Mapping[str, Any], needed: bool = False) -> list[str]:
-    """Names of the pictures that a call takes and is not given; with `needed`, of those that have no default."""
+    """Names of the pictures that a call takes and is not given; with `needed`, only pictures without a default."""
     names = [name for name in PICTURES if name in parameters and call.get(name) is None]
     return [name for name in names if not needed or parameters[name].default is inspect.Parameter.empty]
 

@@ -85,7 +85,7 @@ _PADDED = "attends to the padding of shorter prompts, so each call holds one pro
 _NO_MASK = "the library's gradient checkpointing of Chroma leaves the attention mask out, which changes the prediction"
 _TWO_ROWS = "under guidance the timestep is repeated for two rows only, so each call holds one prompt"
 _ONE_TEXT = "the library takes one prompt at a time, as a text"
-_WITH_SOUND = "video and sound are one state, of which rewards see the video"
+_WITH_SOUND = "video and sound are one state, and rewards see the video only"
 _NO_FIELD = "with gradients, its ControlNet reads a field that the library does not set, so it is set"
 _NONE = Adapter("")
 

@@ -7,7 +7,7 @@ from typing import Any
 import diffusers
 
 from .conditioned import STRENGTH_NOTE, VIDEO, awake, flux_controlnet, mask, picture, qwen_controlnet, sd3_controlnet
-from .images import SANA, flux_parts, sana_parts, sd3_parts, zimage_parts
+from .images import SANA, SANA_SIZES, flux_parts, sana_parts, sd3_parts, zimage_parts
 from .tiny import Tiny
 from .videos import easyanimate_parts
 
@@ -17,18 +17,7 @@ _FLUX = {**_SMALL, "guidance_scale": 3.5, "max_sequence_length": 16, "strength":
 
 
 def _sana_controlnet() -> Any:
-    controlnet = diffusers.SanaControlNetModel(
-        in_channels=4,
-        out_channels=4,
-        num_layers=1,
-        num_attention_heads=2,
-        attention_head_dim=8,
-        num_cross_attention_heads=2,
-        cross_attention_head_dim=8,
-        cross_attention_dim=16,
-        caption_channels=16,
-        sample_size=8,
-    )
+    controlnet = diffusers.SanaControlNetModel(num_layers=1, **SANA_SIZES)
     return diffusers.SanaControlNetPipeline(**sana_parts(), controlnet=awake(controlnet))
 
 

@@ -149,21 +149,22 @@ def qwenimage_parts(channels: int = 16) -> dict[str, Any]:
     }
 
 
+SANA_SIZES = {
+    "in_channels": 4,
+    "out_channels": 4,
+    "num_attention_heads": 2,
+    "attention_head_dim": 8,
+    "num_cross_attention_heads": 2,
+    "cross_attention_head_dim": 8,
+    "cross_attention_dim": 16,
+    "caption_channels": 16,
+    "sample_size": 8,
+}
+
+
 def sana_parts() -> dict[str, Any]:
     """Components of the Sana family."""
-    transformer = diffusers.SanaTransformer2DModel(
-        patch_size=1,
-        in_channels=4,
-        out_channels=4,
-        num_layers=2,
-        num_attention_heads=2,
-        attention_head_dim=8,
-        num_cross_attention_heads=2,
-        cross_attention_head_dim=8,
-        cross_attention_dim=16,
-        caption_channels=16,
-        sample_size=8,
-    )
+    transformer = diffusers.SanaTransformer2DModel(patch_size=1, num_layers=2, **SANA_SIZES)
     # The release has a DPM-Solver with the sigmas of flow matching.
     scheduler = diffusers.DPMSolverMultistepScheduler(
         prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
