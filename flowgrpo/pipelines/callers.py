@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 
 from .capture import PipelineCall, injecting, skipping_denoiser
+from .held import HeldParts
 from .recorder import LoopStopped, PipelineError, Recorder, Schedule, StepHook
 
 VARIANTS = ("direct", "inject", "relay", "slice", "fast_forward")
@@ -40,7 +41,7 @@ IN_STEP_LAYOUT = ("relay", "fast_forward")
 DECODERS = ("empty", "empty_inject", "null", "null_inject", "relay", "fast_forward")
 
 
-@dataclass(frozen=True)
+@dataclass
 class StateCaller:
     """Evaluates single states through a pipeline.
 
@@ -49,12 +50,17 @@ class StateCaller:
         recorder: the scheduler that replaces the pipeline's own.
         num_steps: the pipeline's own number of steps.
         forms: structures of the denoiser's outputs, filled by the calls; see `skipping_denoiser`.
+        held: the parts of the states that the pipeline knows.
     """
 
     caller: PipelineCall
     recorder: Recorder
     num_steps: int
     forms: dict[Any, Any] = field(default_factory=dict)
+    held: HeldParts = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.held = HeldParts(self.caller, self.recorder, self.forms)
 
     def predict(self, variant: str, x: Tensor, schedule: Schedule, i: int, prompts: Sequence[str]) -> Tensor:
         """The pipeline's prediction (guidance included) at step i of the schedule.
@@ -126,14 +132,23 @@ class StateCaller:
             kind, _, place = decoder.partition("_")
             table = Schedule(step.sigmas, step.timesteps[:0]) if kind == "empty" else step
             self.recorder.arm(last, table=table)
-            return self._enter(stack, x, prompts, place or "direct", 1, "pt")
+            return self._enter(stack, x, prompts, place or "direct", 1, "pt", self.recorder.keeps)
 
-    def _enter(self, stack: ExitStack, x: Tensor, prompts: Sequence[str], place: str, steps: int, output: str) -> Any:
+    def _enter(
+        self,
+        stack: ExitStack,
+        x: Tensor,
+        prompts: Sequence[str],
+        place: str,
+        steps: int,
+        output: str,
+        everywhere: bool = False,
+    ) -> Any:
         extra: dict[str, Any] = {"output_type": output}
         # A copy, because some classes write the first frame into the tensor that they are given.
         x = x.clone()
         if place == "inject":
-            stack.enter_context(injecting(self.caller.pipe, x))
+            stack.enter_context(injecting(self.caller.pipe, x, everywhere))
         elif self.caller.accepts("latents"):
             extra["latents"] = x
         else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -28,8 +28,12 @@ _CONDITIONING_SEED = 0
 
 
 @contextmanager
-def injecting(pipe: Any, x: Tensor) -> Iterator[None]:
-    """Within the block, `pipe.prepare_latents` draws as usual, then returns x in place of its own state."""
+def injecting(pipe: Any, x: Tensor, everywhere: bool = False) -> Iterator[None]:
+    """Within the block, `pipe.prepare_latents` draws as usual, then returns x in place of its own state.
+
+    With `everywhere`, it returns x also in place of the other tensors of this shape. An inpainting pipeline then pastes
+    x into itself, so it decodes x unchanged.
+    """
     if not hasattr(pipe, "prepare_latents"):
         raise PipelineError(f"{type(pipe).__name__} has no prepare_latents to inject a state into")
     original = pipe.prepare_latents
@@ -37,11 +41,18 @@ def injecting(pipe: Any, x: Tensor) -> Iterator[None]:
     def prepare_latents(*args: Any, **kwargs: Any) -> Any:
         made = original(*args, **kwargs)
         parts = list(made) if isinstance(made, tuple) else [made]
-        for j, part in enumerate(parts):
-            if isinstance(part, Tensor) and part.is_floating_point() and part.shape == x.shape:
-                parts[j] = x.to(device=part.device, dtype=part.dtype)
-                return tuple(parts) if isinstance(made, tuple) else parts[j]
-        raise PipelineError(f"prepare_latents returned no tensor of the state's shape {tuple(x.shape)}")
+        places = [
+            j
+            for j, part in enumerate(parts)
+            if isinstance(part, Tensor) and part.is_floating_point() and part.shape == x.shape
+        ]
+        if not places:
+            raise PipelineError(f"prepare_latents returned no tensor of the state's shape {tuple(x.shape)}")
+        parts[places[0]] = x.to(device=parts[places[0]].device, dtype=parts[places[0]].dtype)
+        for j in places[1:] if everywhere else []:
+            # The strides stay, because the rounding of the decoder depends on them.
+            parts[j] = torch.empty_like(parts[j]).copy_(x)
+        return tuple(parts) if isinstance(made, tuple) else parts[0]
 
     with replaced(pipe, prepare_latents=prepare_latents):
         yield
@@ -78,8 +89,8 @@ def stopping_at_denoiser(pipe: Any) -> Any:
     return intercepting(pipe, answer)
 
 
-def skipping_denoiser(pipe: Any, skip: Callable[[], bool], forms: dict[Any, Any]) -> Any:
-    """Context manager: while `skip()` is true, the denoiser returns zeros.
+def skipping_denoiser(pipe: Any, skip: Callable[[], bool], forms: dict[Any, Any], value: float = 0.0) -> Any:
+    """Context manager: while `skip()` is true, each number that the denoiser returns is `value`.
 
     For each denoiser and each shape of its inputs, one real forward without gradient shows the structure of the output.
     The structure, without values, is kept in `forms`.
@@ -100,7 +111,7 @@ def skipping_denoiser(pipe: Any, skip: Callable[[], bool], forms: dict[Any, Any]
             forms[key] = ([form(leaf) for leaf in leaves], [isinstance(leaf, Tensor) for leaf in leaves], layout)
         known, tensors, layout = forms[key]
         made = [
-            torch.zeros(item[0], dtype=item[1], device=item[2]) if is_tensor else item
+            torch.full(item[0], value, dtype=item[1], device=item[2]) if is_tensor else item
             for item, is_tensor in zip(known, tensors)
         ]
         return tree_unflatten(made, layout)
@@ -182,6 +193,10 @@ class PipelineCall:
     def keep_encodings(self, prompts: int) -> None:
         """Remember the pictures of at least this many prompts at a time."""
         self._encodings.hold(prompts)
+
+    def recalled(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What `make` has made for this key; it is remembered with the encoded pictures."""
+        return self._encodings.recalled(key, make)
 
     def accepts(self, name: str) -> bool:
         """Whether `__call__` has an argument of this name, or accepts any argument."""

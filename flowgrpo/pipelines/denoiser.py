@@ -25,7 +25,7 @@ from .capture import PipelineCall, company, kin, stopping_at_denoiser
 from .latents import LatentMap, encode, find_map, fitted
 from .noise_prediction import state_norm
 from .recorder import LoopStopped, Recorder, Schedule, is_flow_table
-from .selfcheck import exact_decoder, exact_variant, require_dependence, rollout
+from .selfcheck import exact_decoder, exact_variant, require_dependence, rollout, stands_still
 
 
 @dataclass(frozen=True)
@@ -135,19 +135,28 @@ class Denoiser:
 
         Returns:
             [N, *latent_shape] float32, with gradient if gradients are enabled. It is exactly what the pipeline
-            predicted, or the velocity that a prediction of noise implies.
+            predicted, or the velocity that a prediction of noise implies. In a part that the pipeline knows, it leads
+            to the known value; see `held`.
 
         Raises:
             ValueError: if x, i or prompts do not fit.
             PipelineError: if the pipeline evaluates a state other than x, or `self_check` finds no variant.
         """
-        process = self._recorder.process
-        if process is None:
-            predicted = self.prediction(x, i, prompts).float()
-            return -predicted if self._recorder.inverted else predicted
         self._require(x, i, prompts)
-        x, sigma = x.to(self.probe.dtype), self.sigmas[i]
-        return process.velocity(self.prediction(process.entered(x, sigma), i, prompts), x, sigma)
+        process, sigma = self._recorder.process, self.sigmas[i]
+
+        def velocity(x: Tensor, prompts: Sequence[str]) -> Tensor:
+            held = self._replay.held.of(prompts)
+            seen = x if held is None else held.entered(x)
+            z = seen if process is None else process.entered(seen, sigma)
+            found = self._replay.predict(self.variant, z, self._table, i, prompts)
+            if process is not None:
+                found = process.velocity(found, seen, sigma)
+            else:
+                found = -found.float() if self._recorder.inverted else found.float()
+            return found if held is None else held.towards(found, x, sigma)
+
+        return self._by_kin(velocity, x.to(self.probe.dtype), prompts)
 
     def prediction(self, z: Tensor, i: int, prompts: Sequence[str]) -> Tensor:
         """What the pipeline passes to its scheduler at step i for a state of its own loop.
@@ -195,11 +204,13 @@ class Denoiser:
             ValueError: if x or prompts do not fit, or the size of the images is not the size that the call asks for.
             PipelineError: if `self_check` finds no way to decode.
         """
-        if self._decoder is None:
+        if not self.checked:
             self.self_check(prompts[:2])
         self._require_state(x, prompts)
 
         def decode(x: Tensor, prompts: Sequence[str]) -> Tensor:
+            held = self._replay.held.of(prompts)
+            x = x if held is None else held.finished(x)
             made = self._replay.decode(str(self._decoder), x, self._own, prompts)
             images = stacked(made, len(prompts)).float()
             dropped = self.caller.adapter.dropped
@@ -229,7 +240,7 @@ class Denoiser:
             PipelineError: the way from a picture to a state cannot be found for this pipeline; see `latents`.
         """
         if self._latents is None:
-            if self._decoder is None:
+            if not self.checked:
                 self.self_check(prompts[:2])
             decoder, one = str(self._decoder), prompts[:1]
 
@@ -239,7 +250,13 @@ class Denoiser:
 
             self._latents = find_map(self.pipe, self.probe.latent_shape, self.probe.dtype, decode)
         images = torch.stack([fitted(frames, self._latents) for frames in samples])
-        return encode(self.pipe, self._latents, images.to(device)).to(self.probe.dtype), images
+        states = encode(self.pipe, self._latents, images.to(device)).to(self.probe.dtype)
+
+        def finished(x: Tensor, prompts: Sequence[str]) -> Tensor:
+            held = self._replay.held.of(prompts)
+            return x if held is None else held.finished(x)
+
+        return self._by_kin(finished, states, prompts), images
 
     @property
     def initial_std(self) -> float:
@@ -280,6 +297,9 @@ class Denoiser:
         prompts = company(prompts, self.caller.adapter.together)
         variants = VARIANTS if self._requested == "auto" else (self._requested,)
         record = rollout(self._replay, self.probe.sigmas, prompts, seed)
+        if not self._replay.held.found and stands_still(record):
+            self._replay.held.found = True
+            record = rollout(self._replay, self.probe.sigmas, prompts, seed)
         shape, dtype = tuple(record.final.shape[1:]), record.final.dtype
         self.probe = replace(self.probe, latent_shape=shape, dtype=dtype)
         self.variant = exact_variant(self._replay, self._own, record, variants)
@@ -287,6 +307,16 @@ class Denoiser:
         self._decoder = exact_decoder(self._replay, self._own, record)
         self._require_own_table(self.variant, self.sigmas)
         return self.variant
+
+    @property
+    def checked(self) -> bool:
+        """Whether `self_check` has been made."""
+        return self._decoder is not None
+
+    def trust(self, other: Denoiser) -> None:
+        """Take over what the check of another instance of the same pipeline has found, for the same call and steps."""
+        self.probe, self.variant, self._decoder = other.probe, other.variant, other._decoder
+        self._replay.held.found = other.replay.held.found
 
     def _by_kin(self, compute: Callable[[Tensor, Sequence[str]], Tensor], x: Tensor, prompts: Sequence[str]) -> Tensor:
         """The result of `compute` in the order of the rows, with one call if one call can hold all rows."""
@@ -359,7 +389,7 @@ class Denoiser:
             )
 
     def _require(self, x: Tensor, i: int, prompts: Sequence[str]) -> None:
-        if self.variant == "auto":
+        if not self.checked:
             self.self_check(prompts[:2])
         self._require_state(x, prompts)
         if not 0 <= i < len(self.sigmas) - 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -44,7 +44,7 @@ class Encodings:
         # Listing the components of a pipeline reads the signature of its class, which is too slow for every call.
         self._encoders = [name for name in pipe.components if name.startswith("image_encoder")]
         self._connectors = [name for name in pipe.components if name.startswith("connectors")]
-        self._known: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+        self._known: OrderedDict[Hashable, Any] = OrderedDict()
         self._most = _LEAST
 
     def hold(self, prompts: int) -> None:
@@ -91,19 +91,22 @@ class Encodings:
 
         return encode_prompt
 
+    def recalled(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What `make` has made for this key. The keys that were not asked for longest are forgotten."""
+        if key not in self._known:
+            self._known[key] = make()
+            while len(self._known) > self._most:
+                self._known.popitem(last=False)
+        self._known.move_to_end(key)
+        return self._known[key]
+
     def _remembered(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def answer(*args: Any, **kwargs: Any) -> Any:
             with torch.no_grad():
                 mark = fingerprint((args, kwargs))
                 if mark is None:
                     return function(*args, **kwargs)
-                key = (name, mark)
-                if key not in self._known:
-                    self._known[key] = _steady(function(*args, **kwargs))
-                    while len(self._known) > self._most:
-                        self._known.popitem(last=False)
-                self._known.move_to_end(key)
-                return self._known[key]
+                return self.recalled((name, mark), lambda: _steady(function(*args, **kwargs)))
 
         return answer
 

@@ -139,7 +139,7 @@ class FlowPolicy:
         """
         self.bind(plan)
         self.denoiser.caller.keep_encodings(len(prompts))
-        if self.denoiser.variant == "auto":
+        if not self.denoiser.checked:
             # The check finds the layout of the states. It runs with gradients, because it checks the path of training.
             with torch.enable_grad():
                 self.denoiser.self_check(prompts[:2])

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .callers import DECODERS, StateCaller, stacked
+from .held import changed
 from .recorder import PipelineError, Schedule
 
 
@@ -30,6 +31,10 @@ class Record:
     predictions: tuple[Tensor, ...]
     final: Tensor
     images: Tensor
+
+
+class _Changed(Exception):
+    """Raised if a pipeline changes the state between two steps."""
 
 
 class _Rounded(Exception):
@@ -53,19 +58,26 @@ def rollout(replay: StateCaller, sigmas: Sequence[float], prompts: Sequence[str]
 
     Raises:
         PipelineError: if the pipeline does not take T scheduler steps, or changes the state between two steps. Rounding
-            the state to 16 bits is no error: the record then has this 16-bit dtype.
+            the state to 16 bits is no error: the record then has this 16-bit dtype. A known part that is pasted in is
+            no error either; see `held`.
     """
-    try:
-        return _rollout(replay, sigmas, prompts, seed, None)
-    except _Rounded as found:
-        return _rollout(replay, sigmas, prompts, seed, found.dtype)
+    storage: torch.dtype | None = None
+    while True:
+        try:
+            return _rollout(replay, sigmas, prompts, seed, storage)
+        except _Rounded as found:
+            storage = found.dtype
+        except _Changed:
+            if replay.held.found:
+                raise changed(replay.caller.pipe) from None
+            replay.held.found = True
 
 
 @torch.no_grad()
 def _rollout(
     replay: StateCaller, sigmas: Sequence[float], prompts: Sequence[str], seed: int, storage: torch.dtype | None
 ) -> Record:
-    recorder, last = replay.recorder, replay.num_steps - 1
+    recorder, last, held = replay.recorder, replay.num_steps - 1, replay.held.of(prompts)
     noise = torch.Generator().manual_seed(seed)
     states: list[Tensor] = []
     predictions: list[Tensor] = []
@@ -73,15 +85,20 @@ def _rollout(
     handed: list[Tensor] = []
     ahead_drawn: list[Tensor] = []
 
-    def following(index: int, prediction: Tensor, sample: Tensor, drawn: Tensor) -> Tensor:
+    def following(
+        index: int, prediction: Tensor, sample: Tensor, drawn: Tensor, place: slice | None = None
+    ) -> Tensor:
         here, there = sigmas[index], sigmas[index + 1]
         velocity = -prediction.float() if recorder.inverted else prediction.float()
         moved = sample.float() + (there - here) * velocity + 0.5 * (here - there) ** 0.5 * drawn.to(sample.device)
-        return moved.to(storage or sample.dtype)
+        moved = moved.to(storage or sample.dtype)
+        if held is None:
+            return moved
+        return (held if place is None else held.at(place)).entered(moved)
 
     def ahead(index: int, prediction: Tensor, sample: Tensor, place: slice) -> Tensor:
         ahead_drawn.append(torch.randn(sample.shape, generator=noise))
-        return following(index, prediction, sample, ahead_drawn[-1]).to(sample.dtype)
+        return following(index, prediction, sample, ahead_drawn[-1], place).to(sample.dtype)
 
     def hook(index: int, prediction: Tensor, sample: Tensor) -> Tensor:
         if handed:
@@ -98,7 +115,8 @@ def _rollout(
     if len(handed) <= last:
         name = type(replay.caller.pipe).__name__
         raise PipelineError(f"{name} took {recorder.taken} scheduler steps instead of {replay.num_steps}")
-    return Record(tuple(prompts), tuple(states), tuple(predictions), handed[last], stacked(images, len(prompts)))
+    final = handed[last] if held is None else held.finished(handed[last])
+    return Record(tuple(prompts), tuple(states), tuple(predictions), final, stacked(images, len(prompts)))
 
 
 def _require_kept(replay: StateCaller, handed: Tensor, sample: Tensor) -> None:
@@ -112,11 +130,7 @@ def _require_kept(replay: StateCaller, handed: Tensor, sample: Tensor) -> None:
     for dtype in (torch.bfloat16, torch.float16):
         if torch.equal(handed.to(dtype).to(sample.dtype), sample):
             raise _Rounded(dtype)
-    raise PipelineError(
-        f"{type(replay.caller.pipe).__name__} changes the state between two steps (inpainting pipelines paste in the "
-        "known part of the picture). A rollout does not make this change, so its images would differ from the "
-        "pipeline's images. Use a class whose conditioning goes into the denoiser"
-    )
+    raise _Changed
 
 
 def exact_variant(replay: StateCaller, own: Schedule, record: Record, variants: Sequence[str]) -> str:
@@ -140,24 +154,26 @@ def exact_variant(replay: StateCaller, own: Schedule, record: Record, variants: 
 STILL = 0.005
 
 
+def stands_still(record: Record) -> bool:
+    """Whether a part of the first prediction is exactly 0, because the pipeline holds this part of the state.
+
+    A model whose predictions are all 0 holds nothing, because output layers are 0 before any training.
+    """
+    still = (record.predictions[0] == 0).all(0)
+    return not bool(still.all()) and still.float().mean().item() > STILL
+
+
 def require_dependence(replay: StateCaller, own: Schedule, record: Record, variant: str) -> None:
-    """Refuse a pipeline whose prediction does not depend on the state, or not on the noise level, or is 0 in places.
+    """Refuse a pipeline whose prediction does not depend on the state, or not on the noise level.
 
     A replay can be exact even without this dependence, so an exact replay is not enough. The check costs one
     evaluation. A model whose predictions are all 0 passes, because output layers are 0 before any training.
 
     Raises:
-        PipelineError: if there is no dependence, or a part of the state is held; the message says what is wrong.
+        PipelineError: if there is no dependence; the message says what is wrong.
     """
     if len(record.states) < 2 or not bool(record.predictions[0].any()):
         return
-    still = (record.predictions[0] == 0).all(0).float().mean().item()
-    if still > STILL:
-        raise PipelineError(
-            f"{type(replay.caller.pipe).__name__} predicts exactly 0 for {still:.0%} of its first state. It holds "
-            "this part, as a given first frame, and the noise of a rollout would change it. Leave out the picture or "
-            "video that it holds"
-        )
     with torch.no_grad():
         crossed = replay.predict(variant, record.states[0], own, 1, record.prompts)
     name = type(replay.caller.pipe).__name__
@@ -186,7 +202,9 @@ def exact_decoder(replay: StateCaller, own: Schedule, record: Record) -> str:
 
         return _difference(decoded, record.images)
 
-    return _first(replay, DECODERS, fault, "decode")
+    # Where a known part is pasted in, only an injected state is decoded unchanged. Given pictures need this.
+    names = sorted(DECODERS, key=lambda name: replay.recorder.keeps and not name.endswith("inject"))
+    return _first(replay, names, fault, "decode")
 
 
 def _first(replay: StateCaller, names: Sequence[str], fault_of: Callable[[str], str | None], what: str) -> str:

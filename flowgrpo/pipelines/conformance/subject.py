@@ -86,7 +86,7 @@ class Subject:
     def on(self, pipe: Any) -> Denoiser:
         """The denoiser of another instance, with the way of evaluation that the first check found."""
         made = Denoiser(pipe, num_steps=self.steps, call=self.call, variant=self.known.variant, example=self.texts[0])
-        made.probe = self.known.probe
+        made.trust(self.known)
         return made
 
     @property
