@@ -119,6 +119,14 @@ def skipping_denoiser(pipe: Any, skip: Callable[[], bool], forms: dict[Any, Any]
     return intercepting(pipe, answer)
 
 
+def _plain(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(_plain(item) for item in value.values())
+    if isinstance(value, (list, tuple)):
+        return all(_plain(item) for item in value)
+    return value is None or isinstance(value, (str, bool, int, float))
+
+
 class ConditionedPrompt(str):
     """A prompt with its own keyword arguments for the pipeline, such as the picture to edit or the first frame.
 
@@ -211,13 +219,22 @@ class PipelineCall:
             hint = did_you_mean(self.parameters, name)
             raise ValueError(f"{type(self.pipe).__name__}.__call__ has no argument {name!r} (in call){hint}")
 
-    def run(self, recorder: Recorder, prompts: Sequence[str], steps: int, **extra: Any) -> Any:
+    @property
+    def conditioned(self) -> bool:
+        """Whether the arguments hold more than texts and numbers, such as a picture."""
+        return not all(_plain(value) for value in self.call.values())
+
+    def run(
+        self, recorder: Recorder, prompts: Sequence[str], steps: int, seed: int = _CONDITIONING_SEED, **extra: Any
+    ) -> Any:
         """Call the pipeline with `recorder` as its scheduler.
 
         Args:
             recorder: armed for this call.
             prompts: N texts, one for each row; if they are `ConditionedPrompt`s, their arguments must be equal.
             steps: num_inference_steps.
+            seed: of the generators. Sampled conditioning, such as the posterior of a VAE, must be equal in every call
+                for one sample, so only a call that is not compared with others may have another seed.
             extra: further keyword arguments (latents, output_type, ...).
 
         Returns:
@@ -229,8 +246,7 @@ class PipelineCall:
                 self._require(name)
             given = given | dict(prompts[0].call)
         kwargs = {name: self._in_rows(name, value, rows) for name, value in given.items()}
-        # Sampled conditioning (a VAE posterior) must be equal in every call for one sample.
-        generators = [torch.Generator().manual_seed(_CONDITIONING_SEED) for _ in range(rows)]
+        generators = [torch.Generator().manual_seed(seed) for _ in range(rows)]
         kwargs |= {"generator": generators, "num_inference_steps": steps, "return_dict": False, **extra}
         texts: Any = [str(prompt) for prompt in prompts]
         if self.adapter.text:

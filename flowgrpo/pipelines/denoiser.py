@@ -25,7 +25,7 @@ from .capture import PipelineCall, company, kin, stopping_at_denoiser
 from .latents import LatentMap, encode, find_map, fitted
 from .noise_prediction import state_norm
 from .recorder import LoopStopped, Recorder, Schedule, is_flow_table
-from .selfcheck import exact_decoder, exact_variant, require_dependence, rollout, stands_still
+from .selfcheck import exact_decoder, exact_variant, require_dependence, require_noise, rollout, stands_still
 
 
 @dataclass(frozen=True)
@@ -304,6 +304,7 @@ class Denoiser:
         self.probe = replace(self.probe, latent_shape=shape, dtype=dtype)
         self.variant = exact_variant(self._replay, self._own, record, variants)
         require_dependence(self._replay, self._own, record, self.variant)
+        require_noise(self._replay, prompts)
         self._decoder = exact_decoder(self._replay, self._own, record)
         self._require_own_table(self.variant, self.sigmas)
         return self.variant

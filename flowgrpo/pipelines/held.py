@@ -19,7 +19,10 @@ import torch
 from torch import Tensor
 
 from .capture import ConditionedPrompt, PipelineCall, skipping_denoiser
-from .recorder import LoopStopped, PipelineError, Recorder, Schedule
+from .recorder import LoopStopped, Paste, PipelineError, Recorder, Schedule
+
+_MARK = 1000.0
+"""No state has this value."""
 
 
 def changed(pipe: object) -> PipelineError:
@@ -64,10 +67,11 @@ class Held:
 
 
 class HeldParts:
-    """Finds the known part for the arguments of a call, by one call that does not evaluate the denoiser.
+    """Finds the known part for the arguments of a call, by one or two calls that do not evaluate the denoiser.
 
     Attributes:
         found: whether the pipeline holds a part. Until this is set, no call is made.
+        pasted: whether the pipeline pastes the part in after each step; known after the first call of `of`.
 
     Args:
         caller: the pipeline and its arguments.
@@ -76,7 +80,7 @@ class HeldParts:
     """
 
     def __init__(self, caller: PipelineCall, recorder: Recorder, forms: dict[object, object]) -> None:
-        self.found = False
+        self.found, self.pasted = False, False
         self._caller, self._recorder, self._forms = caller, recorder, forms
         # A key of its own, because other denoisers of the same pipeline have other sizes.
         self._owner = object()
@@ -98,17 +102,34 @@ class HeldParts:
 
     @torch.no_grad()
     def _look(self, prompt: str) -> Held:
-        """Run two steps at one noise level, and see which numbers of the state do not become what the step returned.
+        first, second, still = self._two_steps(prompt, lambda clean: torch.full_like(clean, _MARK))
+        if self.pasted:
+            part = second == _MARK
+            _, value, _ = self._two_steps(prompt, lambda clean: clean)
+        else:
+            part, value = (second != first + 1.0) | still, first
+            if not torch.equal(second[part & ~still], first[part & ~still]):
+                raise changed(self._caller.pipe)
+        if bool(part.all()):
+            raise PipelineError(
+                f"{type(self._caller.pipe).__name__} holds the whole state, so there is nothing to generate. In a "
+                "mask, white is what is painted"
+            )
+        return Held(part[0], value[0], noisy=self.pasted)
 
-        The denoiser is replaced by ones, so a prediction of 0 means that the pipeline does not move this number.
+    def _two_steps(self, prompt: str, paste: Paste) -> tuple[Tensor, Tensor, Tensor]:
+        """Take two steps at one noise level, with ones in place of the denoiser's output.
+
+        Returns:
+            The first state; the second state, for which the step returned the first state plus 1; and where the first
+            prediction is 0, because the pipeline does not move these numbers.
         """
         samples: list[Tensor] = []
         still: list[Tensor] = []
-        pasted: list[tuple[Tensor, Tensor]] = []
 
-        def paste(clean: Tensor) -> Tensor:
-            pasted.append((clean, samples[0] + 2.0))
-            return pasted[-1][1]
+        def pasted(clean: Tensor) -> Tensor:
+            self.pasted = True
+            return paste(clean)
 
         def hook(index: int, prediction: Tensor, sample: Tensor) -> Tensor:
             samples.append(sample.clone())
@@ -123,23 +144,10 @@ class HeldParts:
         own = self._recorder.own
         assert own is not None
         table = Schedule(own.sigmas[:2], own.timesteps[:1]).twice()
-        self._recorder.arm(hook, table=table, ahead=ahead, paste=paste)
+        self._recorder.arm(hook, table=table, ahead=ahead, paste=pasted)
         with skipping_denoiser(self._caller.pipe, lambda: True, self._forms, 1.0):
             self._caller.run(self._recorder, [prompt], 2, output_type="latent")
-        name = type(self._caller.pipe).__name__
         if len(samples) != 2:
+            name = type(self._caller.pipe).__name__
             raise PipelineError(f"{name} took {len(samples)} of two steps, so what it holds of a state cannot be found")
-        first, second = samples
-        if pasted:
-            clean, marked = pasted[-1]
-            part, value = second == marked, clean
-        else:
-            part, value = (second != first + 1.0) | still[0], first
-            if not torch.equal(second[part & ~still[0]], first[part & ~still[0]]):
-                raise changed(self._caller.pipe)
-        if bool(part.all()):
-            raise PipelineError(
-                f"{name} holds the whole state, so there is nothing to generate. In a mask, white is what is painted"
-            )
-        self._recorder.keeps = bool(pasted)
-        return Held(part[0], value[0], noisy=bool(pasted))
+        return samples[0], samples[1], still[0]

@@ -141,7 +141,8 @@ def _fitted_lines(x: Sequence[Tensor], z: Sequence[Tensor]) -> tuple[Tensor, Ten
 
 def _of_another_kind(name: str) -> PipelineError:
     return PipelineError(
-        f"{name} mixes the numbers of a state on the way to its VAE, so the state of a given picture cannot be found, "
+        f"{name} does more than to move, scale and shift each number of a state on the way to its VAE, so the state of "
+        "a given picture cannot be found, "
         "and it cannot train on given images"
     )
 

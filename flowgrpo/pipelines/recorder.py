@@ -26,7 +26,7 @@ which numbers of the joined state these are."""
 
 
 Paste = Callable[[Tensor], Tensor]
-"""(clean known part, in the loop's layout) -> what an inpainting pipeline pastes in after a step."""
+"""(clean known part) -> what an inpainting pipeline pastes in after a step, same shape."""
 
 
 class PipelineError(RuntimeError):
@@ -67,7 +67,6 @@ class Recorder(FlowMatchEulerDiscreteScheduler):
 
     Attributes:
         process: the noise process on which a model that predicts noise was trained; None for flow matching.
-        keeps: whether what a pipeline pastes into the next state is the next state itself, so that nothing changes.
 
     Args:
         shipped: the scheduler that belongs to the pipeline. It is not modified.
@@ -101,8 +100,6 @@ class Recorder(FlowMatchEulerDiscreteScheduler):
         self._waiting: list[tuple[Tensor, Tensor, Tensor]] = []
         self._ahead: Ahead | None = None
         self._paste: Paste | None = None
-        self._following: Tensor | None = None
-        self.keeps = False
 
     def arm(
         self,
@@ -121,10 +118,10 @@ class Recorder(FlowMatchEulerDiscreteScheduler):
             keep: index of a step; the pipeline loops over this step of its own table only.
             ahead: what the hook will return for one of several states. Some pipelines read the next state of the video
                 before the sound has stepped.
-            paste: what an inpainting pipeline pastes in after a step.
+            paste: what an inpainting pipeline pastes in after a step, in place of the known part with noise.
         """
         self._hook, self._table, self._keep, self._taken = hook, table, keep, 0
-        self._waiting, self._ahead, self._paste, self._following = [], ahead, paste, None
+        self._waiting, self._ahead, self._paste = [], ahead, paste
 
     @property
     def taken(self) -> int:
@@ -169,7 +166,7 @@ class Recorder(FlowMatchEulerDiscreteScheduler):
         self._taken = 0
 
     def scale_noise(self, sample: Tensor, timestep: Any, noise: Tensor | None = None) -> Tensor:
-        """The known part of a picture with noise: before the first step the Euler scheduler's, then see `arm`."""
+        """The clean part of a picture with noise, as the Euler scheduler makes it, or what `arm` was given."""
         pasted = self._pasted(sample)
         return super().scale_noise(sample, timestep, noise) if pasted is None else pasted
 
@@ -179,11 +176,7 @@ class Recorder(FlowMatchEulerDiscreteScheduler):
         return self._shipped.add_noise(original_samples, noise, timesteps) if pasted is None else pasted
 
     def _pasted(self, clean: Tensor) -> Tensor | None:
-        if self._taken == 0:
-            return None
-        if self._paste is not None:
-            return self._paste(clean)
-        return self._following if self.keeps else None
+        return None if self._paste is None or self._taken == 0 else self._paste(clean)
 
     def _own_table(self, request: dict[str, Any]) -> Schedule:
         if self.process is not None:
@@ -224,7 +217,6 @@ class Recorder(FlowMatchEulerDiscreteScheduler):
         kept = torch.promote_types(sample.dtype, model_output.dtype)
         if self._states == 1:
             following = self._next(model_output, sample).to(kept)
-            self._following = following
         else:
             following = self._next_alone(model_output, sample, kept)
             self._waiting.append((model_output, sample, following))

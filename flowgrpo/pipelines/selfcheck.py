@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from .callers import DECODERS, StateCaller, stacked
+from .capture import ConditionedPrompt, skipping_denoiser
 from .held import changed
-from .recorder import PipelineError, Schedule
+from .recorder import LoopStopped, PipelineError, Schedule
 
 
 @dataclass(frozen=True)
@@ -85,9 +86,7 @@ def _rollout(
     handed: list[Tensor] = []
     ahead_drawn: list[Tensor] = []
 
-    def following(
-        index: int, prediction: Tensor, sample: Tensor, drawn: Tensor, place: slice | None = None
-    ) -> Tensor:
+    def following(index: int, prediction: Tensor, sample: Tensor, drawn: Tensor, place: slice | None = None) -> Tensor:
         here, there = sigmas[index], sigmas[index + 1]
         velocity = -prediction.float() if recorder.inverted else prediction.float()
         moved = sample.float() + (there - here) * velocity + 0.5 * (here - there) ** 0.5 * drawn.to(sample.device)
@@ -102,7 +101,8 @@ def _rollout(
 
     def hook(index: int, prediction: Tensor, sample: Tensor) -> Tensor:
         if handed:
-            _require_kept(replay, handed[-1], sample)
+            pasted = held is not None and held.noisy
+            _require_kept(replay, torch.where(held.part, sample, handed[-1]) if pasted else handed[-1], sample)
         states.append(sample.clone())
         predictions.append(prediction.clone())
         drawn = torch.cat(ahead_drawn, dim=1) if ahead_drawn else torch.randn(sample.shape, generator=noise)
@@ -189,6 +189,41 @@ def require_dependence(replay: StateCaller, own: Schedule, record: Record, varia
 
 
 @torch.no_grad()
+def require_noise(replay: StateCaller, prompts: Sequence[str]) -> None:
+    """Refuse a pipeline that does not begin at noise, because a given picture or video is a part of its first state.
+
+    The check compares two first states from different seeds. What is not noise is equal in both, so their distance is
+    too short. It is made only if a picture or another object is given, and evaluates nothing.
+
+    Raises:
+        PipelineError: the first states are no noise.
+    """
+    given = isinstance(prompts[0], ConditionedPrompt) and bool(prompts[0].call)
+    if not (given or replay.caller.conditioned):
+        return
+    held = replay.held.of(prompts)
+    states: list[Tensor] = []
+
+    def hook(index: int, prediction: Tensor, sample: Tensor) -> Tensor:
+        states.append(sample[:1].float())
+        raise LoopStopped
+
+    for seed in (1, 2):
+        replay.recorder.arm(hook)
+        with skipping_denoiser(replay.caller.pipe, lambda: True, replay.forms):
+            replay.caller.run(replay.recorder, prompts, replay.num_steps, seed, output_type="latent")
+    apart = (states[0] - states[1])[0] / float(replay.recorder.init_noise_sigma)
+    if held is not None and not held.noisy:
+        apart = apart[~held.part]
+    variance = float(apart.square().mean()) / 2.0
+    if abs(variance - 1.0) > 0.01 + 6.0 * (2.0 / apart.numel()) ** 0.5:
+        raise PipelineError(
+            f"{type(replay.caller.pipe).__name__} does not begin at noise: its first states have {variance:.2g} times "
+            "the variance of noise, and a rollout begins at noise. If a condition has a strength, set it to 1"
+        )
+
+
+@torch.no_grad()
 def exact_decoder(replay: StateCaller, own: Schedule, record: Record) -> str:
     """The first of `DECODERS` that makes the pipeline's own images from the record's final state, with error 0.
 
@@ -203,7 +238,7 @@ def exact_decoder(replay: StateCaller, own: Schedule, record: Record) -> str:
         return _difference(decoded, record.images)
 
     # Where a known part is pasted in, only an injected state is decoded unchanged. Given pictures need this.
-    names = sorted(DECODERS, key=lambda name: replay.recorder.keeps and not name.endswith("inject"))
+    names = sorted(DECODERS, key=lambda name: replay.held.pasted and not name.endswith("inject"))
     return _first(replay, names, fault, "decode")
 
 

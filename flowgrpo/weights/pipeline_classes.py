@@ -98,7 +98,12 @@ ADAPTERS: dict[str, Adapter] = {
         rows=("mask_image",),
         prepare=_checkpointing_off,
     ),
+    "FluxControlInpaintPipeline": Adapter(
+        "a single picture gets other noise in the first row than in the others, so it is repeated",
+        rows=("image", "mask_image", "control_image"),
+    ),
     "QwenImageEditPipeline": Adapter(_A_PICTURE_EACH, rows=("image",)),
+    "QwenImageEditInpaintPipeline": Adapter(_A_PICTURE_EACH, rows=("image",)),
     "LTXImageToVideoPipeline": Adapter(_A_PICTURE_EACH, rows=("image",)),
     "HunyuanSkyreelsImageToVideoPipeline": Adapter(_A_PICTURE_EACH, rows=("image",)),
     "HunyuanVideoImageToVideoPipeline": Adapter(

@@ -53,13 +53,14 @@ def mask(size: int = 16) -> Image.Image:
 
 
 STRENGTH_NOTE = "at strength 1: below 1 some steps are left out, and the self-check refuses the pipeline"
-_FLUX = {**_SMALL, "guidance_scale": 3.5, "max_sequence_length": 16}
-_PAINTED = {"image": picture(), "mask_image": mask()}
-_QWEN = {**_SMALL, "true_cfg_scale": 3.0, "negative_prompt": "a blue square"}
+FLUX = {**_SMALL, "guidance_scale": 3.5, "max_sequence_length": 16}
+PAINTED = {"image": picture(), "mask_image": mask()}
+QWEN = {**_SMALL, "true_cfg_scale": 3.0, "negative_prompt": "a blue square"}
 _GUIDED = {**_SMALL, "guidance_scale": 4.0, "negative_prompt": "blue"}
 
 
-def _qwen_edit(kind: str) -> Any:
+def qwen_edit(kind: str) -> Any:
+    """A class of Qwen-Image that edits pictures."""
     # The class scales its picture to a million pixels. An autoencoder that divides each side by 64 leaves few tokens.
     components = {**qwenimage_parts(), "vae": autoencoders.qwenimage(7, 4), "processor": parts.qwen2_vl_processor()}
     return getattr(diffusers, kind)(**components)
@@ -160,25 +161,18 @@ def awake(module: Any) -> Any:
 CONDITIONED: dict[str, Tiny] = {
     "FluxKontextPipeline": Tiny(
         lambda: diffusers.FluxKontextPipeline(**flux_parts()),
-        {**_FLUX, "image": picture(), "_auto_resize": False, "max_area": 256},
-    ),
-    "FluxKontextInpaintPipeline": Tiny(
-        lambda: diffusers.FluxKontextInpaintPipeline(**flux_parts()),
-        {**_FLUX, **_PAINTED, "strength": 1.0, "_auto_resize": False, "max_area": 256},
+        {**FLUX, "image": picture(), "_auto_resize": False, "max_area": 256},
     ),
     "FluxControlPipeline": Tiny(
-        lambda: diffusers.FluxControlPipeline(**flux_parts(32, 16)), {**_FLUX, "control_image": picture()}
+        lambda: diffusers.FluxControlPipeline(**flux_parts(32, 16)), {**FLUX, "control_image": picture()}
     ),
-    "FluxFillPipeline": Tiny(lambda: diffusers.FluxFillPipeline(**flux_parts(48, 16)), {**_FLUX, **_PAINTED}),
+    "FluxFillPipeline": Tiny(lambda: diffusers.FluxFillPipeline(**flux_parts(48, 16)), {**FLUX, **PAINTED}),
     "FluxImg2ImgPipeline": Tiny(
         lambda: diffusers.FluxImg2ImgPipeline(**flux_parts()),
-        {**_FLUX, "image": picture(), "strength": 1.0},
+        {**FLUX, "image": picture(), "strength": 1.0},
         notes=STRENGTH_NOTE,
     ),
-    "FluxInpaintPipeline": Tiny(
-        lambda: diffusers.FluxInpaintPipeline(**flux_parts()), {**_FLUX, **_PAINTED, "strength": 1.0}
-    ),
-    "FluxControlNetPipeline": Tiny(flux_controlnet, {**_FLUX, "control_image": picture()}),
+    "FluxControlNetPipeline": Tiny(flux_controlnet, {**FLUX, "control_image": picture()}),
     "Flux2KleinPipeline, with a picture": Tiny(
         lambda: diffusers.Flux2KleinPipeline(**flux2_klein_parts()),
         {**_SMALL, "image": picture(64), "max_sequence_length": 64, "text_encoder_out_layers": (1, 2)},
@@ -188,10 +182,6 @@ CONDITIONED: dict[str, Tiny] = {
         {**_GUIDED, "image": picture(), "strength": 1.0, "max_sequence_length": 16},
         notes=STRENGTH_NOTE,
     ),
-    "StableDiffusion3InpaintPipeline": Tiny(
-        lambda: diffusers.StableDiffusion3InpaintPipeline(**sd3_parts(16)),
-        {**_GUIDED, **_PAINTED, "strength": 1.0, "max_sequence_length": 16},
-    ),
     "StableDiffusion3ControlNetPipeline": Tiny(
         sd3_controlnet, {**_GUIDED, "control_image": picture(), "max_sequence_length": 16}
     ),
@@ -200,38 +190,27 @@ CONDITIONED: dict[str, Tiny] = {
         {**_GUIDED, "pag_scale": 1.0, "max_sequence_length": 16},
     ),
     "QwenImageEditPipeline": Tiny(
-        lambda: _qwen_edit("QwenImageEditPipeline"), {**_QWEN, "height": 512, "width": 512, "image": picture(64)}
+        lambda: qwen_edit("QwenImageEditPipeline"), {**QWEN, "height": 512, "width": 512, "image": picture(64)}
     ),
     "QwenImageEditPlusPipeline": Tiny(
-        lambda: _qwen_edit("QwenImageEditPlusPipeline"),
-        {**_QWEN, "height": 512, "width": 512, "image": [picture(64)]},
+        lambda: qwen_edit("QwenImageEditPlusPipeline"),
+        {**QWEN, "height": 512, "width": 512, "image": [picture(64)]},
     ),
     "QwenImageImg2ImgPipeline": Tiny(
         lambda: diffusers.QwenImageImg2ImgPipeline(**qwenimage_parts()),
-        {**_QWEN, "image": picture(), "strength": 1.0},
+        {**QWEN, "image": picture(), "strength": 1.0},
         notes=STRENGTH_NOTE,
     ),
-    "QwenImageInpaintPipeline": Tiny(
-        lambda: diffusers.QwenImageInpaintPipeline(**qwenimage_parts()), {**_QWEN, **_PAINTED, "strength": 1.0}
-    ),
-    "QwenImageControlNetPipeline": Tiny(qwen_controlnet, {**_QWEN, "control_image": picture()}),
+    "QwenImageControlNetPipeline": Tiny(qwen_controlnet, {**QWEN, "control_image": picture()}),
     "ZImageImg2ImgPipeline": Tiny(
         lambda: diffusers.ZImageImg2ImgPipeline(**zimage_parts()),
         {**_GUIDED, "image": picture(), "strength": 1.0, "max_sequence_length": 48},
         notes=STRENGTH_NOTE,
     ),
-    "ZImageInpaintPipeline": Tiny(
-        lambda: diffusers.ZImageInpaintPipeline(**zimage_parts()),
-        {**_GUIDED, **_PAINTED, "strength": 1.0, "max_sequence_length": 48},
-    ),
     "ChromaImg2ImgPipeline": Tiny(
         lambda: diffusers.ChromaImg2ImgPipeline(**chroma_parts()),
         {**_GUIDED, "image": picture(), "strength": 1.0, "max_sequence_length": 16},
         notes=STRENGTH_NOTE,
-    ),
-    "ChromaInpaintPipeline": Tiny(
-        lambda: diffusers.ChromaInpaintPipeline(**chroma_parts()),
-        {**_GUIDED, **_PAINTED, "strength": 1.0, "max_sequence_length": 16},
     ),
     "CogView4ControlPipeline": Tiny(
         lambda: diffusers.CogView4ControlPipeline(**cogview4_parts(8)),
@@ -290,7 +269,11 @@ CONDITIONED: dict[str, Tiny] = {
     "LTXConditionPipeline": Tiny(
         lambda: diffusers.LTXConditionPipeline(**{**ltx_parts(), "scheduler": euler()}),
         {**VIDEO, "num_frames": 9, "max_sequence_length": 16},
-        notes="without a condition: with a condition, the class changes the state between steps",
+    ),
+    "LTXConditionPipeline, with a picture": Tiny(
+        lambda: diffusers.LTXConditionPipeline(**{**ltx_parts(), "scheduler": euler()}),
+        {**VIDEO, "num_frames": 9, "max_sequence_length": 16, "image": picture(32), "image_cond_noise_scale": 0.0},
+        notes="with `image_cond_noise_scale` 0: above 0, each step adds noise to the picture",
     ),
     "Kandinsky5I2VPipeline": Tiny(
         lambda: diffusers.Kandinsky5I2VPipeline(**kandinsky5_parts(autoencoders.hunyuan_video(), conditioned=True)),

@@ -29,6 +29,7 @@ from .checks import CHECKS
 from .conditioned import CONDITIONED
 from .controlled import CONTROLLED
 from .edited import EDITED
+from .inpainted import INPAINTED
 from .images import IMAGES
 from .images_more import IMAGES_MORE
 from .images_single import IMAGES_SINGLE
@@ -47,6 +48,7 @@ TINY: dict[str, Tiny] = {
     **VIDEOS,
     **CONDITIONED,
     **CONTROLLED,
+    **INPAINTED,
     **ANIMATED,
     **EDITED,
 }

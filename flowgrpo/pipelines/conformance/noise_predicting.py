@@ -33,33 +33,31 @@ def _unet(**settings: Any) -> Any:
     )
 
 
-def _stable_diffusion(scheduler: Any) -> Any:
-    return diffusers.StableDiffusionPipeline(
+def stable_diffusion(kind: str = "StableDiffusionPipeline", scheduler: Any = None) -> Any:
+    """A class of Stable Diffusion 1, with the solver of its release if no scheduler is given."""
+    return getattr(diffusers, kind)(
         vae=autoencoders.kl(shift=None),
         text_encoder=parts.clip_text(),
         tokenizer=parts.clip_tokenizer(),
         unet=_unet(),
-        scheduler=scheduler,
+        scheduler=scheduler or diffusers.PNDMScheduler(skip_prk_steps=True, **_LATENT),
         safety_checker=None,
         feature_extractor=None,
         requires_safety_checker=False,
     )
 
 
-def _sd1() -> Any:
-    return _stable_diffusion(diffusers.PNDMScheduler(skip_prk_steps=True, **_LATENT))
-
-
 def _sd2() -> Any:
-    return _stable_diffusion(
-        diffusers.DDIMScheduler(
+    return stable_diffusion(
+        scheduler=diffusers.DDIMScheduler(
             prediction_type="v_prediction", clip_sample=False, set_alpha_to_one=False, **_LATENT,
         )
     )  # fmt: skip
 
 
-def _sdxl() -> Any:
-    return diffusers.StableDiffusionXLPipeline(
+def stable_diffusion_xl(kind: str = "StableDiffusionXLPipeline") -> Any:
+    """A class of SDXL."""
+    return getattr(diffusers, kind)(
         vae=autoencoders.kl(shift=None),
         text_encoder=parts.clip_text(),
         tokenizer=parts.clip_tokenizer(),
@@ -143,11 +141,11 @@ def _cogvideox() -> Any:
 
 NOISE_PREDICTING: dict[str, Tiny] = {
     "StableDiffusionPipeline": Tiny(
-        _sd1, _GUIDED, notes="predicts the noise; the release has PNDM, but DDIM's timesteps are used"
+        stable_diffusion, _GUIDED, notes="predicts the noise; the release has PNDM, but DDIM's timesteps are used"
     ),
     "StableDiffusionPipeline, v-prediction": Tiny(_sd2, _GUIDED),
     "StableDiffusionXLPipeline": Tiny(
-        _sdxl, _GUIDED, notes="predicts the noise; the release has Euler, but DDIM's timesteps are used"
+        stable_diffusion_xl, _GUIDED, notes="predicts the noise; the release has Euler, but DDIM's timesteps are used"
     ),
     "PixArtSigmaPipeline": Tiny(
         _pixart,

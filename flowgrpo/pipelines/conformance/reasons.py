@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-_EDITS = "between its steps, it pastes in the known part of the picture; a rollout does not do this"
 _CHUNKS = "denoises its video chunk after chunk, and each chunk sees the chunks before it: several chains of states"
 _TILES = "denoises tile after tile, each from its own noise: several chains of states"
 _FRAME_LEVELS = "each frame has its own noise level"
@@ -18,15 +17,6 @@ REASONS: dict[str, str] = {
     "CosmosVideoToWorldPipeline": _NO_FLOW,
     "Cosmos2TextToImagePipeline": _NO_FLOW,
     "Cosmos2VideoToWorldPipeline": _NO_FLOW,
-    "FluxInpaintPipeline": _EDITS,
-    "FluxKontextInpaintPipeline": _EDITS,
-    "FluxControlInpaintPipeline": _EDITS,
-    "FluxControlNetInpaintPipeline": _EDITS,
-    "Flux2KleinInpaintPipeline": _EDITS,
-    "StableDiffusion3InpaintPipeline": _EDITS,
-    "QwenImageInpaintPipeline": _EDITS,
-    "QwenImageEditInpaintPipeline": _EDITS,
-    "ZImageInpaintPipeline": _EDITS,
     "ChromaInpaintPipeline": _ITS_TRANSFORMER,
     "EasyAnimateControlPipeline": "its own call fails: it passes an argument that its `encode_prompt` does not take",
     "JoyImageEditPipeline": _EDITED,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import diffusers
 
 from . import autoencoders
 from . import encoders as parts
+from .conditioned import picture
 from .images import euler, flux2_klein_parts, shifted_scheduler, zimage_parts
 from .tiny import Tiny
 from .videos import unipc
@@ -182,7 +184,10 @@ LTX2 = {
     "spatio_temporal_guidance_blocks": [1],
     "max_sequence_length": 16,
 }
-_NO_CONDITION = "without a condition: with a condition, the class holds a part of the state"
+# Older versions of diffusers do not have the classes of these conditions.
+_CONDITION = SimpleNamespace(frames=picture(32), index=0, strength=1.0, crf=None)
+_REFERENCE = SimpleNamespace(frames=picture(32), strength=1.0)
+_AT_STRENGTH_1 = "at strength 1 of the condition: below 1, its part of the first state is not noise"
 
 
 def _kandinsky6() -> Any:
@@ -256,11 +261,32 @@ def _zimage_omni() -> Any:
 
 RECENT: dict[str, Tiny] = {
     "LTX2Pipeline": Tiny(lambda: diffusers.LTX2Pipeline(**ltx2_parts()), LTX2),
-    "LTX2ConditionPipeline": Tiny(lambda: diffusers.LTX2ConditionPipeline(**ltx2_parts()), LTX2, notes=_NO_CONDITION),
-    "LTX2InContextPipeline": Tiny(lambda: diffusers.LTX2InContextPipeline(**ltx2_parts()), LTX2, notes=_NO_CONDITION),
+    "LTX2ConditionPipeline": Tiny(lambda: diffusers.LTX2ConditionPipeline(**ltx2_parts()), LTX2),
+    "LTX2ConditionPipeline, with a condition": Tiny(
+        lambda: diffusers.LTX2ConditionPipeline(**ltx2_parts()),
+        {**LTX2, "conditions": [_CONDITION]},
+        notes=_AT_STRENGTH_1,
+    ),
+    "LTX2InContextPipeline": Tiny(lambda: diffusers.LTX2InContextPipeline(**ltx2_parts()), LTX2),
+    "LTX2InContextPipeline, with a reference": Tiny(
+        lambda: diffusers.LTX2InContextPipeline(**ltx2_parts()),
+        {**LTX2, "conditions": [_CONDITION], "reference_conditions": [_REFERENCE]},
+        notes=_AT_STRENGTH_1,
+    ),
     "Cosmos3OmniPipeline": Tiny(
         _cosmos3,
         {"height": 32, "width": 32, "num_frames": 5, "guidance_scale": 4.0, "negative_prompt": "blue"},
+    ),
+    "Cosmos3OmniPipeline, with a picture": Tiny(
+        _cosmos3,
+        {
+            "height": 32,
+            "width": 32,
+            "num_frames": 5,
+            "guidance_scale": 4.0,
+            "negative_prompt": "blue",
+            "image": picture(32),
+        },
     ),
     "QwenImage21Pipeline": Tiny(
         _qwen_image21,
