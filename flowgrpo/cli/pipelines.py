@@ -50,6 +50,9 @@ def check_pipeline(
     prompt: Annotated[list[str] | None, typer.Option(help="Two or more prompts to check with.")] = None,
     device: Annotated[str | None, typer.Option(help="Device; by default an accelerator if there is one.")] = None,
     dtype: Annotated[str, typer.Option(help="Dtype of the weights: float32, bfloat16 or float16.")] = DTYPE,
+    pipeline: Annotated[
+        str | None, typer.Option(help="Class that loads the folder; by default the class that the folder names.")
+    ] = None,
     whole: Annotated[bool, typer.Option("--full", help="Check the gradient of all weights, without adapter.")] = False,
 ) -> None:
     """Check that a pipeline works as a policy: replay, ratio, gradient, decode, trained weights, memory.
@@ -59,7 +62,7 @@ def check_pipeline(
     """
     of_folder = {
         "--steps": steps != STEPS, "--prompt": prompt, "--device": device is not None, "--dtype": dtype != DTYPE,
-        "--full": whole,
+        "--full": whole, "--pipeline": pipeline is not None,
     }  # fmt: skip
     if every:
         if what is not None:
@@ -83,6 +86,7 @@ def check_pipeline(
         result = check_folder(
             what, _call(words or []), _say_outcome,
             steps=steps, prompts=tuple(prompt or ()), device=device, dtype=dtype, whole=whole,
+            pipeline=pipeline,
         )  # fmt: skip
     _say_verdict(result)
     if not result.passed:

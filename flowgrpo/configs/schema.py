@@ -36,6 +36,12 @@ class ModelConfig(Section):
     )
     train: Literal["lora", "full"] = "lora"
     lora: LoraConfig = LoraConfig()
+    pipeline: str | None = Field(
+        None,
+        min_length=1,
+        description="Class of diffusers that loads the folder (FluxInpaintPipeline, …); by default the class that "
+        "the folder names.",
+    )
     call: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the pipeline's own call.")
     variant: Literal["auto", "direct", "inject", "slice", "fast_forward", "relay"] = "auto"
     gradient_checkpointing: bool = False

@@ -230,8 +230,9 @@ def guidance_argument(model: str) -> str:
     Raises:
         ValueError: the call has no such argument, or has two.
     """
-    folder = model_folder(image_recipe(model).model.path if is_run(model) else model)
-    parameters = call_parameters(folder)
+    settings = image_recipe(model).model if is_run(model) else None
+    folder = model_folder(model if settings is None else settings.path)
+    parameters = call_parameters(folder, None if settings is None else settings.pipeline)
     found = ["guidance_scale"] if parameters is None else [name for name in GUIDANCE if name in parameters]
     if not found:
         raise ValueError(f"the call of the pipeline of {model} has no {' or '.join(GUIDANCE)}; leave --guidance out")
@@ -274,7 +275,7 @@ def check_prompts(
     if checkpoint is not None:
         find_checkpoint(model, checkpoint)
     folder, _ = _files(model, recipe, base or checkpoint is not None)
-    parameters = call_parameters(folder)
+    parameters = call_parameters(folder, recipe.model.pipeline)
     if parameters is not None:
         call = call_arguments(folder, recipe.model.call)
         if own_sizes:
@@ -284,7 +285,7 @@ def check_prompts(
 
 def _check_call(folder: str, recipe: Recipe) -> None:
     """Refuse arguments that the pipeline's call does not take, before the pipeline loads."""
-    parameters = call_parameters(folder)
+    parameters = call_parameters(folder, recipe.model.pipeline)
     faults = [] if parameters is None else list(call_faults(Path(folder), parameters, recipe.model.call))
     if faults:
         raise ValueError("\n".join(faults))
@@ -312,7 +313,7 @@ def open_images(
     folder, adapter = _files(model, recipe, base or kept is not None)
     _check_call(folder, recipe)
     settings, dtype = recipe.model, DTYPES[recipe.model.dtype]
-    pipe = load_pipeline(folder, dtype, settings.quantize)
+    pipe = load_pipeline(folder, dtype, settings.quantize, settings.pipeline)
     place(pipe, launched().device, settings.offload)
     if settings.attention is not None:
         use_attention(pipe, settings.attention)

@@ -135,7 +135,7 @@ def _note_columns(found: Checked) -> None:
     recipe, data = found.recipe, found.data
     if data is None or found.texts("fault", "needed"):
         return
-    parameters = call_parameters(found.folder) if isinstance(recipe, Recipe) else {}
+    parameters = call_parameters(found.folder, recipe.model.pipeline) if isinstance(recipe, Recipe) else {}
     takes = None if parameters is None else IMAGE in parameters or shows_pictures(recipe)
     for source, rows in ((recipe.data.train, data.train.rows), (recipe.data.heldout, data.heldout)):
         note_left_out(found, str(source), rows, takes)
@@ -166,7 +166,9 @@ def _model(found: Checked) -> None:
         return found.findings.append(Fault("unknown", text, "model.path"))
     before = len(found.findings)
     pictures = shows_pictures(recipe)
-    found.attempt("model.path", check_folder, found.folder, recipe.task, pictures)
+    chosen = recipe.model.pipeline if isinstance(recipe, Recipe) else None
+    place = "model.path" if chosen is None else "model.pipeline"
+    found.attempt(place, check_folder, found.folder, recipe.task, pictures, chosen)
     if len(found.findings) > before:
         return
     if isinstance(recipe, Recipe):
@@ -181,7 +183,7 @@ def _model(found: Checked) -> None:
 def _call(found: Checked, recipe: Recipe) -> None:
     """Check the arguments of the pipeline's call, the pictures of prompts, and the lengths of prompts."""
     folder, given = found.folder, recipe.model.call
-    parameters = call_parameters(folder)
+    parameters = call_parameters(folder, recipe.model.pipeline)
     if parameters is None:
         return
     advised = found.attempt("model.path", recommended_arguments, folder)

@@ -16,7 +16,7 @@ from ..configs.schema import LanguageModelConfig, MaskedModelConfig
 from ..pipelines.pictures import ENDINGS, Picture
 from ..text.model_folder import check_language_folder
 from ..weights.json_files import read_json_object
-from ..weights.pipeline_folders import check_pipeline_folder, from_hub
+from ..weights.pipeline_folders import check_pipeline_folder, from_hub, named_pipeline
 from ..weights.saving import left_out
 from .folder.leftovers import RESULTS
 
@@ -84,13 +84,14 @@ def looks_local(path: str) -> bool:
     return path.startswith((".", "/", "~")) or path.count("/") != 1
 
 
-def check_folder(path: str, task: str, pictures: bool = False) -> type | None:
+def check_folder(path: str, task: str, pictures: bool = False, pipeline: str | None = None) -> type | None:
     """Check the folder of a model without loading a weight. A hub id is not checked.
 
     Args:
         path: as `model_folder` or `language_folder` returns it.
         task: "images", "text" or "masked".
         pictures: text: whether prompts show pictures to the model.
+        pipeline: images: the class that loads the folder, if it is not the class that the folder names.
 
     Returns:
         The class of the pipeline; None if the folder does not say it.
@@ -101,7 +102,7 @@ def check_folder(path: str, task: str, pictures: bool = False) -> type | None:
     if not Path(path).is_dir():
         return None
     if task == "images":
-        return check_pipeline_folder(Path(path))
+        return check_pipeline_folder(Path(path), pipeline)
     check_language_folder(Path(path), masked=task == "masked", pictures=pictures)
     return None
 
@@ -204,20 +205,21 @@ def recommended_arguments(path: str) -> dict[str, Any]:
     return call
 
 
-def load_pipeline(path: str, dtype: torch.dtype, quantize: Quantized | None = None) -> Any:
+def load_pipeline(path: str, dtype: torch.dtype, quantize: Quantized | None = None, pipeline: str | None = None) -> Any:
     """Load a diffusers pipeline in `dtype`; with `quantize`, the linear weights of its denoisers are loaded in 8 bits.
 
-    Components that the folder leaves out are passed as None, as diffusers asks.
+    `pipeline` is the class that loads it, if it is not the class that the folder names. Components that the folder leaves out are passed as None, as diffusers asks.
     """
     from diffusers import DiffusionPipeline
 
     from ..pipelines.acceleration import quantization
     from ..weights.precision import in_dtype
 
-    check_folder(path, "images")
+    check_folder(path, "images", pipeline=pipeline)
+    kind: Any = DiffusionPipeline if pipeline is None else named_pipeline(pipeline, "the pipeline is ")
     fewer = {} if quantize is None else {"quantization_config": quantization(quantize)}
     with from_hub(path):
-        pipe = DiffusionPipeline.from_pretrained(path, **in_dtype(dtype), **left_out(path), **fewer)
+        pipe = kind.from_pretrained(path, **in_dtype(dtype), **left_out(path), **fewer)
     pipe.set_progress_bar_config(disable=True)
     vae = getattr(pipe, "vae", None)
     if isinstance(vae, torch.nn.Module) and not any(p.ndim == 5 for p in vae.parameters()):

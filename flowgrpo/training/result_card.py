@@ -88,7 +88,7 @@ def _takes_pictures(recipe: AnyRecipe, known: Known) -> bool:
     if known.pipe is not None:
         return IMAGE in inspect.signature(type(known.pipe).__call__).parameters
     with suppress(ValueError, OSError):
-        return IMAGE in (call_parameters(model_folder(recipe.model.path)) or ())
+        return IMAGE in (call_parameters(model_folder(recipe.model.path), recipe.model.pipeline) or ())
     return False
 
 

@@ -190,7 +190,7 @@ def load_flow_task(
     doing("loading the pipeline")
     if pipe is None:
         folder = source = local_folder(folder)
-        pipe = load_pipeline(folder, dtype, model.quantize)
+        pipe = load_pipeline(folder, dtype, model.quantize, model.pipeline)
     else:
         # A pipeline from files keeps what its class keeps in float32, such as BRIA's VAE.
         cast_base(pipe, dtype)

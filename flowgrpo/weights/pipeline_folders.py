@@ -22,41 +22,59 @@ _VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "*.model", "tokeni
 _LFS = b"version https://git-lfs"
 
 
-def pipeline_class(folder: Path) -> type | None:
-    """The class of diffusers that a pipeline folder names; None if the folder has its own class.
+def pipeline_class(folder: Path, chosen: str | None = None) -> type | None:
+    """The class of diffusers that loads a pipeline folder; None if the folder has its own class.
+
+    Args:
+        folder: of the pipeline.
+        chosen: name of a class; without it, the folder names its class.
 
     Raises:
         ValueError: the index cannot be read, or diffusers has no such pipeline.
     """
-    import diffusers
-
     index = folder / INDEX
     name = read_json_object(index).get("_class_name")
+    if chosen is not None:
+        return named_pipeline(chosen, "the pipeline is ")
     if isinstance(name, list) and len(name) == 2 and all(isinstance(part, str) for part in name):
         if not (folder / f"{name[0]}.py").is_file():
             raise ValueError(f"{index}: _class_name is {name!r}, but there is no file {folder / name[0]}.py")
         return None
     if not isinstance(name, str):
         raise ValueError(f"{index}: _class_name is {name!r}; it must be the name of a pipeline class of diffusers")
+    return named_pipeline(name, f"{index}: _class_name is ", "give the folder of a whole pipeline")
+
+
+def named_pipeline(name: str, place: str = "", mend: str = "name a class of a pipeline") -> type:
+    """A pipeline class of diffusers by its name.
+
+    Args:
+        name: of the class.
+        place: the beginning of a message about it.
+        mend: what to do about a class that is no pipeline.
+
+    Raises:
+        ValueError: diffusers has no such pipeline.
+    """
+    import diffusers
+
     version, known = _names("diffusers")
     if name not in known:
         pipelines = [word for word in known if word.endswith("Pipeline")]
-        raise ValueError(f"{index}: diffusers {version} has no _class_name {name!r}{_nearest(name, pipelines)}")
+        raise ValueError(f"{place}{name!r}, which diffusers {version} does not have{_nearest(name, pipelines)}")
     kind = getattr(diffusers, name)
     if not (isinstance(kind, type) and issubclass(kind, diffusers.DiffusionPipeline)):
-        raise ValueError(
-            f"{index}: _class_name is {name!r}, which is not a pipeline; give the folder of a whole pipeline"
-        )
+        raise ValueError(f"{place}{name!r}, which is not a pipeline; {mend}")
     return kind
 
 
-def check_pipeline_folder(folder: Path) -> type | None:
-    """Check every part of a pipeline folder; returns the result of `pipeline_class`.
+def check_pipeline_folder(folder: Path, chosen: str | None = None) -> type | None:
+    """Check every part of a pipeline folder; arguments and result are as in `pipeline_class`.
 
     Raises:
         ValueError: parts are missing, damaged, or of an unknown class; the message has a line for each fault.
     """
-    kind = pipeline_class(folder)
+    kind = pipeline_class(folder, chosen)
     index = parts_of(read_json_object(folder / INDEX), kind)
     faults = [*_missing_parts(folder, index, kind)]
     named = () if kind is None else inspect.signature(kind.__init__).parameters  # type: ignore[misc]

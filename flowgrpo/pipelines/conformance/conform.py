@@ -19,7 +19,7 @@ from diffusers import DiffusionPipeline
 from ...weights.json_files import read_json_object
 from ...weights.kernel_choice import without_cudnn_attention
 from ...weights.pipeline_classes import ADAPTERS
-from ...weights.pipeline_folders import check_pipeline_folder
+from ...weights.pipeline_folders import check_pipeline_folder, named_pipeline
 from ...weights.precision import in_dtype
 from ...weights.saving import left_out, local_folder
 from ..arguments import argument_faults, pictures_left_out, size_faults
@@ -29,10 +29,10 @@ from .checks import CHECKS
 from .conditioned import CONDITIONED
 from .controlled import CONTROLLED
 from .edited import EDITED
-from .inpainted import INPAINTED
 from .images import IMAGES
 from .images_more import IMAGES_MORE
 from .images_single import IMAGES_SINGLE
+from .inpainted import INPAINTED
 from .noise_predicting import NOISE_PREDICTING
 from .recent import RECENT
 from .subject import TEXTS, CheckOutcome, Failure, NotApplicable, Subject
@@ -179,6 +179,7 @@ def check_folder(
     device: str | None = None,
     dtype: str = "float32",
     whole: bool = False,
+    pipeline: str | None = None,
 ) -> Result:
     """Check the pipeline in a folder, or of a hub id.
 
@@ -191,6 +192,7 @@ def check_folder(
         device: None means an accelerator if there is one.
         dtype: of the weights, by its name in torch.
         whole: give every weight of the denoiser a gradient, not only an adapter.
+        pipeline: the class that loads the folder; by default the class that the folder names.
 
     Raises:
         ValueError: fewer than 2 steps, exactly one prompt, an unknown dtype or device, a damaged folder, or wrong
@@ -209,17 +211,18 @@ def check_folder(
     except RuntimeError:
         raise ValueError(f"device is {device!r}; use cpu, cuda, or cuda:1 for the second of several") from None
     if Path(path).is_dir():
-        known = check_pipeline_folder(Path(path))
+        known = check_pipeline_folder(Path(path), pipeline)
         faults = [] if known is None else list(argument_faults(_parameters(known), call, "", known.__name__))
         if faults := [*faults, *size_faults(Path(path), call, "")]:
             raise ValueError("\n".join(faults))
     source = local_folder(path)
-    owner = str(read_json_object(Path(source) / "model_index.json").get("_class_name"))
+    owner = pipeline or str(read_json_object(Path(source) / "model_index.json").get("_class_name"))
+    loader: Any = DiffusionPipeline if pipeline is None else named_pipeline(pipeline, "the pipeline is ")
     if names := pictures_left_out(_parameters(getattr(diffusers, owner, None)), call, needed=True):
         raise ValueError(f"{path}: {owner} needs a picture; write {_asked(names)}")
 
     def load(folder: str | Path) -> Any:
-        return DiffusionPipeline.from_pretrained(folder, **in_dtype(kind), **left_out(str(folder)))
+        return loader.from_pretrained(folder, **in_dtype(kind), **left_out(str(folder)))
 
     with tempfile.TemporaryDirectory() as folder:
         subject = Subject(

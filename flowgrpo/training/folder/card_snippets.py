@@ -80,7 +80,7 @@ def _imports(recipe: AnyRecipe, facts: CardFacts) -> list[str]:
         return [*adapter, *pictures, f"from transformers import {_class(recipe)}, {reads}"]
     video = ["from diffusers.utils import export_to_video"] if facts.video else []
     pictures = ["from diffusers.utils import load_image"] if facts.pictures else []
-    return ["from diffusers import DiffusionPipeline", *video, *pictures]
+    return [f"from diffusers import {recipe.model.pipeline or 'DiffusionPipeline'}", *video, *pictures]
 
 
 def _of_images(recipe: Recipe, facts: CardFacts) -> list[str]:
@@ -90,7 +90,10 @@ def _of_images(recipe: Recipe, facts: CardFacts) -> list[str]:
     source = "BASE" if facts.kind == "lora" else "RESULT"
     absent = "".join(f", {name}=None" for name in facts.left_out)
     call = f"{source}, {dtype_argument()}=torch.{recipe.model.dtype}{absent}"
-    lines = [f"pipe = DiffusionPipeline.from_pretrained({call})", *(_loads(facts) if facts.kind == "lora" else [])]
+    lines = [
+        f"pipe = {recipe.model.pipeline or 'DiffusionPipeline'}.from_pretrained({call})",
+        *(_loads(facts) if facts.kind == "lora" else []),
+    ]
     steps = recipe.evaluate.steps or recipe.sampler.rollout_steps
     given = {"num_inference_steps": steps, **_shown(facts.call)}
     lines += [

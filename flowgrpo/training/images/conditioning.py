@@ -18,13 +18,14 @@ MOST = 5
 """Most prompts that a message names."""
 
 
-def call_parameters(folder: str) -> Parameters | None:
+def call_parameters(folder: str, pipeline: str | None = None) -> Parameters | None:
     """Parameters of the call of a pipeline in a folder; None if the pipeline must be loaded to know them.
 
-    A pipeline must be loaded if `folder` is a hub id, or if the pipeline brings its own class.
+    A pipeline must be loaded if `folder` is a hub id, or if the pipeline brings its own class. `pipeline` is the class
+    that loads it, if it is not the class that the folder names.
     """
     index = Path(folder) / "model_index.json"
-    kind: Any = pipeline_class(Path(folder)) if index.is_file() else None
+    kind: Any = pipeline_class(Path(folder), pipeline) if index.is_file() else None
     return None if kind is None else inspect.signature(kind.__call__).parameters
 
 

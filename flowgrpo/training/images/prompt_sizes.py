@@ -121,7 +121,7 @@ def note_frames(found: Checked, read: Collection[str]) -> None:
     recipe, data = found.recipe, found.data
     if not isinstance(recipe, Recipe) or data is None or found.texts("fault", "needed"):
         return
-    call, parameters = recipe.model.call, call_parameters(found.folder) or {}
+    call, parameters = recipe.model.call, call_parameters(found.folder, recipe.model.pipeline) or {}
     if FRAMES not in parameters and FRAMES not in call:
         return
     if Path(found.folder).is_dir():
