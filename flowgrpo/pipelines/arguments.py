@@ -24,7 +24,9 @@ _MENDS = {
 _PLAIN = (int, float, bool, str)
 TEXT = re.compile(r"(negative_)?prompt(_\d+)?")
 """Names of arguments that have a text for each prompt."""
-PICTURES = ("image", "mask_image", "control_image")
+FURTHER = ("mask_image", "control_image", "control_mask", "last_image", "image_reference", "reference_image")
+"""Names of arguments that are pictures beside `image`, or in its place, in all classes that have them."""
+PICTURES = ("image", *FURTHER)
 """Names of arguments that are pictures, in all classes that have them."""
 
 Parameters = Mapping[str, inspect.Parameter]

@@ -159,6 +159,35 @@ def have_pictures(rows: Sequence[PromptRow], source: str) -> bool:
     return any(row.pictures is not None or row.columns.get(key) for row in rows)
 
 
+def with_conditions(rows: Sequence[PromptRow], source: str, names: Sequence[str]) -> list[PromptRow]:
+    """The prompts with the pictures of the columns `names` that there are, such as `mask_image`.
+
+    A column holds one path for each prompt, or the pictures of a data set. Paths start where the paths of
+    `with_pictures` start. Prompts that have the pictures already are returned unchanged.
+
+    Raises:
+        ValueError: a picture is missing or cannot be read, or some prompts have a picture and others have none. The
+            message names file and line.
+    """
+    found, stored = list(rows), rows[0].columns if rows else None
+    tables = stored.table.pictures if isinstance(stored, StoredColumns) else ()
+    for name in names:
+        if any(name in row.conditions for row in rows):
+            continue
+        if name in tables or any(row.columns.get(name) for row in rows):
+            paths = _files_in(rows, source, name)
+            found = [_conditioned(row, name, path) for row, path in zip(found, paths)]
+    return found
+
+
+def _conditioned(row: PromptRow, name: str, path: Path | list[Path]) -> PromptRow:
+    if isinstance(path, list):
+        raise ValueError(f"{row.place}: `{name}` is a list of {len(path)} pictures; write the path of one picture")
+    picture = Picture(path, row.place, _START)
+    _ = picture.size  # raises for a missing file, before anything is loaded
+    return replace(row.with_columns({name: str(path)}), conditions={**row.conditions, name: picture})
+
+
 def with_given(rows: Sequence[PromptRow], source: str, columns: Sequence[str]) -> list[PromptRow]:
     """The prompts with the images that stand in the place of samples.
 

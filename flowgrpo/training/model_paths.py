@@ -208,7 +208,8 @@ def recommended_arguments(path: str) -> dict[str, Any]:
 def load_pipeline(path: str, dtype: torch.dtype, quantize: Quantized | None = None, pipeline: str | None = None) -> Any:
     """Load a diffusers pipeline in `dtype`; with `quantize`, the linear weights of its denoisers are loaded in 8 bits.
 
-    `pipeline` is the class that loads it, if it is not the class that the folder names. Components that the folder leaves out are passed as None, as diffusers asks.
+    `pipeline` is the class that loads it, if it is not the class that the folder names. Components that the folder
+    leaves out are passed as None, as diffusers asks.
     """
     from diffusers import DiffusionPipeline
 

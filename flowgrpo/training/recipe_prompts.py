@@ -11,6 +11,7 @@ from ..configs.prompt_source import HUB, prompt_source
 from ..configs.schema import AnyRecipe, Recipe, TextRecipe
 from ..configs.sections import SPLITS
 from ..parts.traits import offering
+from ..pipelines.arguments import FURTHER
 from ..rewards.base import OF_GIVEN, OF_TEXT, RESERVED
 from ..text.picture_marks import PART, marked
 from .data import IMAGE, Data, PromptRow, PromptStream, column_names, read_prompts, templated, with_given, with_pictures
@@ -259,7 +260,7 @@ def note_left_out(found: Checked, source: str, rows: Sequence[PromptRow], takes_
     columns = rows[0].columns if rows else None
     if not isinstance(columns, StoredColumns):
         return
-    used = {prompt_source(source).image or IMAGE} if takes_pictures is not False else set()
+    used = {prompt_source(source).image or IMAGE, *FURTHER} if takes_pictures is not False else set()
     used |= set(given_columns(found.recipe))
     pictures = [name for name in columns.table.pictures if name not in used]
     for names, what in ((pictures, "pictures, sounds or bytes"), (columns.table.left_out, "times or other values")):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 
 from ..configs.schema import AnyRecipe, MaskedRecipe, Recipe, TextRecipe
 from ..intake.json_text import lines_of, parse_json
+from ..pipelines.arguments import FURTHER, PICTURES
 from ..text.diffusion_models import DIFFUSION_TYPES, type_of
 from ..weights.saving import left_out
 from .data import IMAGE, PromptRow, have_pictures
@@ -59,7 +60,7 @@ def write_result_card(
         call=_call(recipe),
         left_out=tuple(_left_out(folder, kind, recipe, known.pipe)),
         video=_makes_videos(run),
-        pictures=_takes_pictures(recipe, known),
+        pictures=_pictures(recipe, known),
         chat=_chats(folder, recipe, known.pipe),
         own_class=isinstance(recipe, MaskedRecipe) and _has_own_class(folder, recipe, known.pipe),
     )
@@ -75,21 +76,24 @@ def _call(recipe: AnyRecipe) -> dict[str, Any]:
     return {**recommended, **recipe.model.call}
 
 
-def _takes_pictures(recipe: AnyRecipe, known: Known) -> bool:
-    """Whether a sample is made from a picture: of its prompt, or the one that the call has for all prompts."""
+def _pictures(recipe: AnyRecipe, known: Known) -> tuple[str, ...]:
+    """The arguments that are pictures when a sample is made: of its prompt, or of the call for all prompts."""
     if not isinstance(recipe, Recipe):
-        return shows_pictures(recipe)
-    if recipe.model.call.get(IMAGE) is not None:
-        return True
+        return (IMAGE,) if shows_pictures(recipe) else ()
     rows, source = (known.train, recipe.data.train) if known.train else (known.heldout, recipe.data.heldout)
-    if not rows or source is None or not have_pictures(rows, source):
-        return False
-    # A pipeline that takes no picture leaves the column to rewards.
-    if known.pipe is not None:
-        return IMAGE in inspect.signature(type(known.pipe).__call__).parameters
-    with suppress(ValueError, OSError):
-        return IMAGE in (call_parameters(model_folder(recipe.model.path), recipe.model.pipeline) or ())
-    return False
+    of_prompts = {name for row in rows or () for name in FURTHER if name in row.conditions or row.columns.get(name)}
+    if rows and source is not None and have_pictures(rows, source):
+        of_prompts.add(IMAGE)
+    takes: Container[str] = ()
+    if of_prompts:
+        # A pipeline that takes no picture leaves the column to rewards.
+        if known.pipe is not None:
+            takes = inspect.signature(type(known.pipe).__call__).parameters
+        else:
+            with suppress(ValueError, OSError):
+                takes = call_parameters(model_folder(recipe.model.path), recipe.model.pipeline) or ()
+    given = recipe.model.call
+    return tuple(name for name in PICTURES if given.get(name) is not None or (name in of_prompts and name in takes))
 
 
 def _left_out(folder: Path, kind: str, recipe: AnyRecipe, pipe: Any) -> Iterator[str]:

@@ -99,7 +99,7 @@ def _of_images(recipe: Recipe, facts: CardFacts) -> list[str]:
     lines += [
         "sample = pipe(",
         '    prompt="a prompt",',  # by name: the calls of some classes begin with `image`
-        *(['    image=load_image("picture.png"),'] if facts.pictures else []),
+        *(f'    {name}=load_image("{"picture" if name == "image" else name}.png"),' for name in facts.pictures),
         *(_argument(name, value, _is_withheld(facts.call, name)) for name, value in given.items()),
         f").{'frames' if facts.video else 'images'}[0]",
     ]

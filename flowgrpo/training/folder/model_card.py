@@ -46,7 +46,7 @@ class CardFacts:
         call: arguments of the pipeline's call with which the run made its evaluations.
         left_out: components that the base model's folder leaves out.
         video: whether the samples are videos.
-        pictures: whether each prompt has a picture.
+        pictures: the arguments of a call that are pictures.
         chat: whether prompts go through a chat template.
         own_class: whether the class of the language model is flowgrpo's, because transformers has none.
     """
@@ -60,7 +60,7 @@ class CardFacts:
     call: Mapping[str, Any] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     video: bool = False
-    pictures: bool = False
+    pictures: tuple[str, ...] = ()
     chat: bool = False
     own_class: bool = False
 

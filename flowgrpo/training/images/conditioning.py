@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ...configs.schema import Recipe
-from ...pipelines.arguments import Parameters, accepts
+from ...pipelines.arguments import FURTHER, PICTURES, Parameters, accepts
 from ...pipelines.pictures import Picture
 from ...weights.pipeline_folders import pipeline_class
-from ..data import IMAGE, Data, PromptRow, with_pictures
+from ..data import IMAGE, Data, PromptRow, with_conditions, with_pictures
 
 MOST = 5
 """Most prompts that a message names."""
@@ -42,7 +42,7 @@ def take_pictures(data: Data, recipe: Recipe, call: Mapping[str, Any], parameter
         ValueError: a picture is missing or cannot be read, the pipeline needs a picture and there is none, or pictures
             of different sizes would give the samples different sizes.
     """
-    if IMAGE not in parameters:
+    if not any(name in parameters for name in PICTURES):
         return
     data.train.rows = illustrated(data.train.rows, recipe.data.train, call, parameters)
     if recipe.data.heldout:
@@ -92,6 +92,16 @@ def illustrated(
         ValueError: a picture is missing or cannot be read, the pipeline needs a picture and there is none, or it takes
             no picture and the command line names one.
     """
+    further = [name for name in FURTHER if name in parameters]
+    if source is not None:
+        rows = with_conditions(rows, source, further)
+    for name in further:
+        needed = parameters[name].default is inspect.Parameter.empty and name not in call
+        if needed and not all(name in row.conditions for row in rows):
+            raise ValueError(
+                f"the pipeline needs `{name}` for each prompt; give the prompt file a column `{name}` with paths of "
+                f"pictures, or set model.call.{name} to one picture for all prompts"
+            )
     if IMAGE not in parameters:
         if source is None and any(row.pictures for row in rows):
             raise ValueError("the pipeline takes no picture; leave out --image")

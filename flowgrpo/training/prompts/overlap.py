@@ -72,7 +72,8 @@ def said(row: PromptRow) -> str:
     """The words of a prompt or a conversation, and the paths of its pictures; spaces make no difference."""
     words = [row.text] if row.messages is None else [f"{m['role']}: {m['content']}" for m in row.messages]
     shown = () if row.pictures is None else row.pictures if isinstance(row.pictures, tuple) else (row.pictures,)
-    return " ".join(" ".join([*words, *(str(one.path.resolve()) for one in shown)]).split())
+    pictures = (*shown, *row.conditions.values())
+    return " ".join(" ".join([*words, *(str(one.path.resolve()) for one in pictures)]).split())
 
 
 def _spread(rows: Sequence[PromptRow], most: int) -> Sequence[PromptRow]:

@@ -63,6 +63,7 @@ class PromptRow:
         place: file and line of the prompt, for messages.
         size: the size of the images of this prompt; None for the size of the pipeline's call.
         given: pictures or videos that stand in the place of samples; see `with_given`.
+        conditions: further pictures for the pipeline, by the argument of its call; see `with_conditions`.
     """
 
     id: int
@@ -73,6 +74,7 @@ class PromptRow:
     place: str = field(default="", compare=False)
     size: Size | None = None
     given: tuple[GivenImage, ...] = ()
+    conditions: Mapping[str, Picture] = field(default_factory=dict)
 
     @property
     def prompt(self) -> str:
@@ -81,13 +83,16 @@ class PromptRow:
         Raises:
             ValueError: a picture can no longer be read.
         """
-        if self.pictures is None:
+        if self.pictures is None and not self.conditions:
             return self.text
         from ...pipelines.capture import ConditionedPrompt
 
+        call: dict[str, Any] = {name: picture.read() for name, picture in self.conditions.items()}
         if isinstance(self.pictures, Picture):
-            return ConditionedPrompt(self.text, image=self.pictures.read())
-        return ConditionedPrompt(self.text, image=[picture.read() for picture in self.pictures])
+            call["image"] = self.pictures.read()
+        elif self.pictures is not None:
+            call["image"] = [picture.read() for picture in self.pictures]
+        return ConditionedPrompt(self.text, **call)
 
     @property
     def shown(self) -> tuple[Picture, ...]:
