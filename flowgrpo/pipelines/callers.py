@@ -132,7 +132,7 @@ class StateCaller:
             kind, _, place = decoder.partition("_")
             table = Schedule(step.sigmas, step.timesteps[:0]) if kind == "empty" else step
             self.recorder.arm(last, table=table)
-            return self._enter(stack, x, prompts, place or "direct", 1, "pt", self.held.pasted)
+            return self._enter(stack, x, prompts, place or "direct", 1, "pt", self.recorder.pastes)
 
     def _enter(
         self,

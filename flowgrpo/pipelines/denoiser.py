@@ -9,6 +9,7 @@ used.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,12 +20,12 @@ from torch import Tensor
 
 from ..weights.borrowing import replaced
 from ..weights.pipeline_classes import adapter_of
-from .arguments import refuse_other_size
+from .arguments import pictures_left_out, refuse_other_size
 from .callers import IN_STEP_LAYOUT, OWN_TABLE, VARIANTS, StateCaller, stacked
-from .capture import PipelineCall, company, kin, stopping_at_denoiser
+from .capture import ConditionedPrompt, PipelineCall, company, kin, stopping_at_denoiser
 from .latents import LatentMap, encode, find_map, fitted
 from .noise_prediction import state_norm
-from .recorder import LoopStopped, Recorder, Schedule, is_flow_table
+from .recorder import LoopStopped, PipelineError, Recorder, Schedule, is_flow_table
 from .selfcheck import exact_decoder, exact_variant, require_dependence, require_noise, rollout, stands_still
 
 
@@ -318,6 +319,7 @@ class Denoiser:
         """Take over what the check of another instance of the same pipeline has found, for the same call and steps."""
         self.probe, self.variant, self._decoder = other.probe, other.variant, other._decoder
         self._replay.held.found = other.replay.held.found
+        self._recorder.pastes = other.replay.recorder.pastes
 
     def _by_kin(self, compute: Callable[[Tensor, Sequence[str]], Tensor], x: Tensor, prompts: Sequence[str]) -> Tensor:
         """The result of `compute` in the order of the rows, with one call if one call can hold all rows."""
@@ -345,12 +347,11 @@ class Denoiser:
             raise LoopStopped
 
         self._recorder.arm(hook)
-        with torch.no_grad():
-            if prepare is None or self._requested in IN_STEP_LAYOUT:
-                self.caller.run(self._recorder, prompts, self.num_steps, output_type="latent")
-            else:
-                with replaced(self.pipe, prepare_latents=prepare_latents), stopping_at_denoiser(self.pipe):
-                    self.caller.run(self._recorder, prompts, self.num_steps, output_type="latent")
+        with torch.no_grad(), ExitStack() as stack:
+            if prepare is not None and self._requested not in IN_STEP_LAYOUT:
+                stack.enter_context(replaced(self.pipe, prepare_latents=prepare_latents))
+                stack.enter_context(stopping_at_denoiser(self.pipe))
+            self._first_call(prompts)
         own, inverted = self._recorder.own, self._recorder.inverted
         if own is None or not is_flow_table(own.sigmas, inverted=inverted) or not seen:
             table = None if own is None else own.sigmas.tolist()
@@ -361,6 +362,21 @@ class Denoiser:
         sigmas = 1.0 - own.sigmas if inverted else own.sigmas
         timesteps = tuple(float(t) for t in own.timesteps)
         return own, Probe(tuple(seen[0].shape[1:]), seen[0].dtype, tuple(sigmas.tolist()), timesteps)
+
+    def _first_call(self, prompts: Sequence[str]) -> None:
+        try:
+            self.caller.run(self._recorder, prompts, self.num_steps, output_type="latent")
+        except (PipelineError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            # Many classes have None as the default of a picture that they cannot do without, and fail with any error.
+            own = prompts[0].call if isinstance(prompts[0], ConditionedPrompt) else {}
+            if not (names := pictures_left_out(self.caller.parameters, {**self.caller.call, **own})):
+                raise
+            raise PipelineError(
+                f"{type(self.pipe).__name__} cannot be called: {error}. Its call takes pictures, and none is given for "
+                f"{' and '.join(names)}"
+            ) from error
 
     def _any_prompt(self) -> str:
         """A prompt that can be encoded, even after a prompt cache released the text encoders."""

@@ -71,7 +71,6 @@ class HeldParts:
 
     Attributes:
         found: whether the pipeline holds a part. Until this is set, no call is made.
-        pasted: whether the pipeline pastes the part in after each step; known after the first call of `of`.
 
     Args:
         caller: the pipeline and its arguments.
@@ -80,7 +79,7 @@ class HeldParts:
     """
 
     def __init__(self, caller: PipelineCall, recorder: Recorder, forms: dict[object, object]) -> None:
-        self.found, self.pasted = False, False
+        self.found = False
         self._caller, self._recorder, self._forms = caller, recorder, forms
         # A key of its own, because other denoisers of the same pipeline have other sizes.
         self._owner = object()
@@ -103,7 +102,7 @@ class HeldParts:
     @torch.no_grad()
     def _look(self, prompt: str) -> Held:
         first, second, still = self._two_steps(prompt, lambda clean: torch.full_like(clean, _MARK))
-        if self.pasted:
+        if self._recorder.pastes:
             part = second == _MARK
             _, value, _ = self._two_steps(prompt, lambda clean: clean)
         else:
@@ -115,7 +114,7 @@ class HeldParts:
                 f"{type(self._caller.pipe).__name__} holds the whole state, so there is nothing to generate. In a "
                 "mask, white is what is painted"
             )
-        return Held(part[0], value[0], noisy=self.pasted)
+        return Held(part[0], value[0], noisy=self._recorder.pastes)
 
     def _two_steps(self, prompt: str, paste: Paste) -> tuple[Tensor, Tensor, Tensor]:
         """Take two steps at one noise level, with ones in place of the denoiser's output.
@@ -126,10 +125,6 @@ class HeldParts:
         """
         samples: list[Tensor] = []
         still: list[Tensor] = []
-
-        def pasted(clean: Tensor) -> Tensor:
-            self.pasted = True
-            return paste(clean)
 
         def hook(index: int, prediction: Tensor, sample: Tensor) -> Tensor:
             samples.append(sample.clone())
@@ -144,7 +139,7 @@ class HeldParts:
         own = self._recorder.own
         assert own is not None
         table = Schedule(own.sigmas[:2], own.timesteps[:1]).twice()
-        self._recorder.arm(hook, table=table, ahead=ahead, paste=pasted)
+        self._recorder.arm(hook, table=table, ahead=ahead, paste=paste)
         with skipping_denoiser(self._caller.pipe, lambda: True, self._forms, 1.0):
             self._caller.run(self._recorder, [prompt], 2, output_type="latent")
         if len(samples) != 2:

@@ -67,6 +67,7 @@ class Recorder(FlowMatchEulerDiscreteScheduler):
 
     Attributes:
         process: the noise process on which a model that predicts noise was trained; None for flow matching.
+        pastes: whether a pipeline was seen to paste a known part in after a step.
 
     Args:
         shipped: the scheduler that belongs to the pipeline. It is not modified.
@@ -100,6 +101,7 @@ class Recorder(FlowMatchEulerDiscreteScheduler):
         self._waiting: list[tuple[Tensor, Tensor, Tensor]] = []
         self._ahead: Ahead | None = None
         self._paste: Paste | None = None
+        self.pastes = False
 
     def arm(
         self,
@@ -176,6 +178,7 @@ class Recorder(FlowMatchEulerDiscreteScheduler):
         return self._shipped.add_noise(original_samples, noise, timesteps) if pasted is None else pasted
 
     def _pasted(self, clean: Tensor) -> Tensor | None:
+        self.pastes = self.pastes or self._taken > 0
         return None if self._paste is None or self._taken == 0 else self._paste(clean)
 
     def _own_table(self, request: dict[str, Any]) -> Schedule:

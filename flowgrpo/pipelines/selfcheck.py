@@ -65,7 +65,11 @@ def rollout(replay: StateCaller, sigmas: Sequence[float], prompts: Sequence[str]
     storage: torch.dtype | None = None
     while True:
         try:
-            return _rollout(replay, sigmas, prompts, seed, storage)
+            record = _rollout(replay, sigmas, prompts, seed, storage)
+            if replay.held.found or not replay.recorder.pastes:
+                return record
+            # The mask of these prompts keeps nothing, but other masks may.
+            replay.held.found = True
         except _Rounded as found:
             storage = found.dtype
         except _Changed:
@@ -238,7 +242,7 @@ def exact_decoder(replay: StateCaller, own: Schedule, record: Record) -> str:
         return _difference(decoded, record.images)
 
     # Where a known part is pasted in, only an injected state is decoded unchanged. Given pictures need this.
-    names = sorted(DECODERS, key=lambda name: replay.held.pasted and not name.endswith("inject"))
+    names = sorted(DECODERS, key=lambda name: replay.recorder.pastes and not name.endswith("inject"))
     return _first(replay, names, fault, "decode")
 
 

@@ -86,11 +86,11 @@ def test_rounding_to_16_bits_averages_out() -> None:
 @pytest.mark.parametrize(
     ("way", "why"),
     [
-        (lambda x: x.flatten(1).cumsum(1).view(-1, *SHAPE), "mixes the numbers of a state"),
-        (lambda x: x.flatten(1).square().view(-1, *SHAPE), "mixes the numbers of a state"),
-        (lambda x: torch.zeros(len(x), *SHAPE), "mixes the numbers of a state"),
+        (lambda x: x.flatten(1).cumsum(1).view(-1, *SHAPE), "does more than to move, scale and shift"),
+        (lambda x: x.flatten(1).square().view(-1, *SHAPE), "does more than to move, scale and shift"),
+        (lambda x: torch.zeros(len(x), *SHAPE), "does more than to move, scale and shift"),
         (lambda x: torch.cat([x, x], 1), "states of 24 numbers, and its VAE decodes 48"),
-        (lambda x: scattered(x) + 0.1 * scattered(x).square(), "mixes the numbers of a state"),
+        (lambda x: scattered(x) + 0.1 * scattered(x).square(), "does more than to move, scale and shift"),
     ],
 )
 def test_another_way_to_the_decoder_is_refused(way: Any, why: str) -> None:

@@ -12,7 +12,6 @@ from diffusers import StableDiffusion3Pipeline
 
 from flowgrpo.pipelines.callers import stacked
 from flowgrpo.pipelines.conformance import checks, conform
-from flowgrpo.pipelines.conformance.conditioned import picture
 from flowgrpo.pipelines.conformance.subject import CheckOutcome, Failure, Subject
 from flowgrpo.pipelines.denoiser import Denoiser
 from flowgrpo.weights.pipeline_classes import ADAPTERS
@@ -62,14 +61,6 @@ def test_the_first_state_evaluated_for_ever_is_refused() -> None:
 
     with pytest.raises(RuntimeError, match="makes the same prediction for two different states"):
         denoiser(planted(forward=stale)).self_check(PROMPTS)
-
-
-def test_a_part_of_the_state_that_is_held_is_refused() -> None:
-    """A class that predicts 0 for a given first frame keeps it in its own loop; a rollout would put noise on it."""
-    tiny = conform.TINY["Cosmos3OmniPipeline"]
-    held = {**tiny.call, "image": picture(32)}
-    with pytest.raises(RuntimeError, match=r"Cosmos3OmniPipeline predicts exactly 0 for 50% of its first state"):
-        Denoiser(tiny.fresh(), num_steps=STEPS, call=held).self_check(PROMPTS)
 
 
 def test_a_class_that_writes_into_its_latents_does_not_change_the_state() -> None:

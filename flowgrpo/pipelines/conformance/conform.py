@@ -122,7 +122,7 @@ def _outcome(title: str, function: Callable[[Subject], str], subject: Subject) -
         return CheckOutcome(title, "fail", f"out of memory: {error}; check at a smaller height and width")
     except Exception as error:
         # A pipeline may raise any error, and the other checks must still run.
-        place = traceback.extract_tb(error.__traceback__)[-1]
+        place = traceback.extract_tb((error.__cause__ or error).__traceback__)[-1]
         where = f"{Path(place.filename).name}:{place.lineno}"
         return CheckOutcome(title, "fail", f"{type(error).__name__} at {where}: {error}")
 

@@ -1,0 +1,139 @@
+"""Runs of another class of a model's folder, with a mask for each prompt."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import diffusers
+import pytest
+
+from flowgrpo.bench.measures import Silent
+from flowgrpo.configs.load import load_recipe
+from flowgrpo.configs.schema import Recipe
+from flowgrpo.inference.inference import evaluate_model
+from flowgrpo.pipelines.capture import ConditionedPrompt
+from flowgrpo.pipelines.conformance.conditioned import mask, picture
+from flowgrpo.pipelines.conformance.conform import check_folder
+from flowgrpo.pipelines.conformance.images import sd3_parts
+from flowgrpo.pipelines.conformance.tiny import Tiny
+from flowgrpo.training.data import Data, PromptStream, read_prompts, with_conditions
+from flowgrpo.training.images.conditioning import call_parameters, take_pictures
+from flowgrpo.training.session import start
+
+KIND = "StableDiffusion3InpaintPipeline"
+CALL = {"strength": 1.0, "height": 16, "width": 16, "guidance_scale": 4.0, "max_sequence_length": 16}
+REWARD = """
+SEEN = []
+
+def kept(images, prompts, mask_image, **columns):
+    SEEN.extend(mask_image)
+    return images.mean(dim=(1, 2, 3))
+"""
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("inpainting")
+    picture().save(folder / "room.png")
+    mask().save(folder / "right.png")
+    mask().rotate(90).save(folder / "upper.png")
+    rows = [
+        {"prompt": text, "image": "room.png", "mask_image": f"{part}.png"}
+        for text, part in (("a cup", "right"), ("a star", "upper"))
+    ]
+    (folder / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "reward.py").write_text(REWARD)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose class makes pictures of prompts alone."""
+    folder = tmp_path_factory.mktemp("model") / "sd3"
+    Tiny(lambda: diffusers.StableDiffusion3Pipeline(**sd3_parts(16))).fresh().save_pretrained(folder)
+    return folder
+
+
+def recipe_of(model: Path, prompts: Path, *more: str) -> Recipe:
+    return load_recipe(
+        "mixgrpo",
+        [
+            f"model={{path: {model}, pipeline: {KIND}, call: {json.dumps(CALL)}}}",
+            f"data={{train: {prompts / 'p.jsonl'}, heldout: {prompts / 'p.jsonl'}}}",
+            "sampler={steps: 4, plan: {window: {size: 2}}}",
+            "rollout={prompts: 2, group: 2, batch: 4, decode_batch: 4}",
+            f"rewards=[{{name: '{prompts / 'reward.py'}:kept'}}]",
+            "evaluate={every: 1, prompts: 2, rewards: null}",
+            "run={iterations: 1, sample_every: 1}",
+            *more,
+        ],
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("train", ["lora", "full"])
+def test_a_run_with_a_mask_for_each_prompt(model: Path, prompts: Path, tmp_path: Path, train: str) -> None:
+    run = tmp_path / "run"
+    trainer = start(recipe_of(model, prompts, f"model.train={train}"), run).trainer(Silent())
+    trainer.train()
+    first = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
+    assert first["ratio/first_error"] == 0.0
+    assert first["grad_norm"] > 0
+    seen = trainer.rewards.rewards[0]._owner.__globals__["SEEN"]
+    assert set(seen) == {str(prompts / "right.png"), str(prompts / "upper.png")}
+    index = [json.loads(line) for line in (run / "samples" / "index.jsonl").read_text().splitlines()]
+    assert {len(record["pictures"]) for record in index} == {2}  # the picture and its mask
+
+    result = run / ("lora" if train == "lora" else "pipeline")
+    card = (result / "README.md").read_text()
+    assert f"from diffusers import {KIND}\n" in card
+    assert 'image=load_image("picture.png"),\n    mask_image=load_image("mask_image.png"),' in card
+    if train == "full":  # the folder stays one of its own class, and every class of its weights can load it
+        assert json.loads((result / "model_index.json").read_text())["_class_name"] == "StableDiffusion3Pipeline"
+        getattr(diffusers, KIND).from_pretrained(result)
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    assert evaluate_model(str(run), load_recipe(run / "config.yaml"))["kept"][0] == last["eval/kept"]
+
+
+@pytest.mark.slow
+def test_a_folder_is_checked_as_another_class(model: Path) -> None:
+    given = {**CALL, "image": picture(), "mask_image": mask()}
+    result = check_folder(str(model), given, lambda outcome: None, steps=3, device="cpu", pipeline=KIND)
+    assert result.passed, result.outcomes
+
+
+def test_masks_are_taken_once_and_their_prompts_differ(prompts: Path, tmp_path: Path) -> None:
+    rows = read_prompts(str(prompts / "p.jsonl"))
+    data = Data(PromptStream(rows, 0), rows)
+    index = tmp_path / "model_index.json"
+    index.write_text(json.dumps({"_class_name": "StableDiffusion3Pipeline"}))
+    parameters = call_parameters(str(tmp_path), KIND)
+    assert parameters is not None
+    for _ in range(2):
+        take_pictures(data, recipe_of(tmp_path, prompts), CALL, parameters)
+    one, two = (row.prompt for row in data.train.rows)
+    assert isinstance(one, ConditionedPrompt)
+    assert isinstance(two, ConditionedPrompt)
+    assert set(one.call) == {"image", "mask_image"}
+    assert one.call["mask_image"].convert("L").tobytes() == mask().tobytes()
+    assert one.mark != two.mark
+    assert data.train.rows[0].columns["mask_image"] == str(prompts / "right.png")
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (["right.png", "upper.png"], r"p\.jsonl, line 2: `mask_image` is a list of 2 pictures; write the path of one"),
+        ("no.png", r"p\.jsonl, line 2: the picture \S*no\.png does not exist"),
+        (None, r"p\.jsonl, line 2: `mask_image` is None; write the path of a picture"),
+        (3, r"p\.jsonl, line 2: `mask_image` is 3; write the path of a picture"),
+    ],
+)
+def test_a_mask_that_is_no_picture_is_refused(value: object, said: str, prompts: Path, tmp_path: Path) -> None:
+    mask().save(tmp_path / "right.png")
+    written = [{"prompt": "a cup", "mask_image": "right.png"}, {"prompt": "a star", "mask_image": value}]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in written))
+    source = str(tmp_path / "p.jsonl")
+    with pytest.raises(ValueError, match=said):
+        with_conditions(read_prompts(source), source, ["mask_image"])
