@@ -119,7 +119,9 @@ def row_of(place: str, index: int, entry: Any, column: str | None) -> PromptRow:
         ValueError: there is no prompt, or a value cannot stand in the files of a run.
     """
     if isinstance(entry, str):
-        entry = {"prompt": entry} if column is None else entry
+        if column is not None:
+            raise ValueError(f"{place}: this prompt has no columns; leave out `column={column:.80}` after the `?`")
+        entry = {"prompt": entry}
     if isinstance(entry, dict) and column is None and _is_implicit(entry) and isinstance(entry[PAIR[0]], list):
         entry = {"prompt": _common(place, *(entry[name] for name in PAIR)), **entry}
     key = _prompt_column(place, entry if isinstance(entry, dict) else None, column, type(entry).__name__)
