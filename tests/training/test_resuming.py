@@ -252,6 +252,32 @@ def test_a_changed_recipe_is_said_key_by_key(finished: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("changed", ["prompts.jsonl", "mine.py", None])
+def test_files_that_have_changed_are_said(
+    words: list[str], changed: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [json.dumps({"text": f"{number}+1="}) + "\n" for number in range(3)]
+    Path("prompts.jsonl").write_text("".join(rows), encoding="utf-8")
+    Path("mine.py").write_text("def short(completions):\n    return [-len(text) for text in completions]\n")
+    more = [
+        "data={train: 'prompts.jsonl?column=text', heldout: null}",
+        "rewards=[{name: 'mine.py:short'}]",
+        f"name={'n' * 5000}",
+    ]
+    start(load_recipe("text", [*words, *more]), tmp_path / "run").trainer(Silent()).train()
+    if changed is not None:
+        Path(changed).write_text(Path(changed).read_text().replace("+", "-").replace("-len", "len"), encoding="utf-8")
+    heard = resumed(tmp_path / "run", "run.iterations=5")
+    said = [note for note in heard.notes if "read other contents of" in note]
+    keys = {"prompts.jsonl": "prompts.jsonl (data.train)", "mine.py": "mine.py (rewards.0.name)"}
+    assert len(said) == (changed is not None)
+    assert all(keys[str(changed)] in note for note in said)
+    # The checkpoint of the longer run is of the new files.
+    assert not any("read other contents of" in note for note in resumed(tmp_path / "run").notes)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kept", "said"), [(None, "is missing (0 to 3)"), ([0, 2], "lacks 2 of them (1, 3)"), ([0, 1, 2, 3, 4], None)]
 )

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     # This imports the libraries of models, and a recipe is read without them.
     from ...weights.trained import TrainedWeights
 
-WEIGHTS, RECIPE, STATE, SAMPLES = "trained.safetensors", "config.yaml", "state.json", "samples.json"
+WEIGHTS, RECIPE, STATE = "trained.safetensors", "config.yaml", "state.json"
+SAMPLES, INPUTS = "samples.json", "inputs.json"
 LAST = 10_000_000
 """Largest number of iterations that a recipe allows. A larger number would be counted up to, one by one."""
 _BLOCK = 2**22
@@ -125,11 +126,13 @@ def write_checkpoint(
     parts: Mapping[str, Written],
     recipe: str = "",
     samples: int | None = None,
+    inputs: Mapping[str, Any] | None = None,
 ) -> None:
     """Fill an empty folder with the state before `iteration`: the weights, a file for each part, and the recipe.
 
     The file of a part called `FOLDER/NAME` is in the subfolder FOLDER. `samples` is the number of samples that the run
-    has saved before `iteration`; a resume compares it with the index.
+    has saved before `iteration`; a resume compares it with the index. `inputs` are the sizes and checksums of the files
+    that the recipe names; a resume compares them too.
 
     Raises:
         OSError: a file could not be written; the error names the file.
@@ -151,7 +154,9 @@ def write_checkpoint(
         write_text(folder / RECIPE, recipe)
         if samples is not None:
             write_text(folder / SAMPLES, json.dumps({"saved": samples}) + "\n")
-        files = {_name(folder, file): _measured(file) for file in sorted(folder.rglob("*")) if file.is_file()}
+        if inputs is not None:
+            write_text(folder / INPUTS, json.dumps(dict(inputs)) + "\n")
+        files = {_name(folder, file): measured(file) for file in sorted(folder.rglob("*")) if file.is_file()}
         write_text(folder / STATE, json.dumps({"iteration": iteration, "files": files}, indent=1) + "\n")
 
 
@@ -199,7 +204,7 @@ def verify_checkpoint(folder: Path) -> None:
         if file.stat().st_size != size:
             raise DamagedCheckpoint(f"{file} has {file.stat().st_size} bytes of {size}")
         try:
-            found = _measured(file)
+            found = measured(file)
         except OSError as error:
             raise DamagedCheckpoint(f"{file} cannot be read ({error.strerror})") from None
         if found["crc32"] != crc:
@@ -215,8 +220,21 @@ def samples_before(folder: Path) -> int | None:
     return int(parse_json(file.read_text(encoding="utf-8"))["saved"]) if file.is_file() else None
 
 
-def _measured(file: Path) -> dict[str, Any]:
-    """Size and CRC-32 of a file."""
+def inputs_before(folder: Path) -> dict[str, Any]:
+    """The `inputs` with which a checkpoint was written; empty if the checkpoint is older.
+
+    Call `verify_checkpoint` first.
+    """
+    file = folder / INPUTS
+    return dict(parse_json(file.read_text(encoding="utf-8"))) if file.is_file() else {}
+
+
+def measured(file: Path) -> dict[str, Any]:
+    """Size in bytes and CRC-32 of a file.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
     size = crc = 0
     with file.open("rb") as handle:
         while block := handle.read(_BLOCK):

@@ -31,6 +31,7 @@ from .checkpoint import (
     write_checkpoint,
 )  # fmt: skip
 from .files import writing
+from .named_files import changed_inputs, measured_inputs
 from .resuming import begun_again, changes, differences, gaps, lost_samples, newest_whole
 from .run_folder import RunFolder
 
@@ -69,6 +70,7 @@ class Keeper:
         self.run, self.weights, self.parts, self.steady = run, weights, parts, steady
         self.processes, self.accelerator, self.reporter, self.stop = processes, accelerator, reporter, stop
         self.trackers = trackers
+        self._inputs = measured_inputs(self._text) if accelerator.is_main_process else {}
         self._clock = clock
         self._last, self._took = clock(), 0.0
         self._saved = 0  # the start of a new run needs no checkpoint
@@ -112,6 +114,7 @@ class Keeper:
         if checkpoint is None:
             said += begun_again(run, keeps_numbers(before, self.recipe, changed))
         else:
+            said += changed_inputs(self._text, self._inputs, checkpoint)
             said += [*gaps(run, iteration), *lost_samples(run, checkpoint, iteration)]
         for sentence in said:
             self.reporter.note(sentence)
@@ -217,6 +220,7 @@ class Keeper:
                 parts=parts,
                 recipe=self._text,
                 samples=self.run.count_samples(iteration),
+                inputs=self._inputs,
             )
             self.run.save_checkpoint(iteration, fill, self.settings.keep)
         self.accelerator.wait_for_everyone()
