@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
 
 from ..configs.schema import LanguageModelConfig, MaskedModelConfig
 from ..pipelines.pictures import ENDINGS, Picture
@@ -80,8 +82,12 @@ def _folder_or_id(path: str, index: str, whole: str, what: str, embedded: str) -
 
 
 def looks_local(path: str) -> bool:
-    """Whether a path that does not exist looks like a path of this machine, and cannot be a hub id."""
-    return path.startswith((".", "/", "~")) or path.count("/") != 1
+    """Whether a path that does not exist looks like a path of this machine, and cannot be a hub id (`owner/name`)."""
+    try:
+        validate_repo_id(path)
+    except HFValidationError:
+        return True
+    return path.count("/") != 1
 
 
 def check_folder(path: str, task: str, pictures: bool = False, pipeline: str | None = None) -> type | None:
