@@ -222,13 +222,19 @@ class _Look:
         keys = [ledger.digest(["content", entry, contents])]
         if not any(file is not None and file.is_relative_to(self.folder) for file in files):
             keys.append(ledger.digest(["path", entry, paths]))
-        said = " and ".join(
-            f"{name} ({file})" if file is not None and str(file) not in name else name
-            for name, file in zip(names, files)
-        )
+        said = " and ".join(_with_file(name, file) for name, file in zip(names, files))
         options = entry.get("options") if isinstance(entry, Mapping) else None
         with_options = f" with the options {_short(options)}" if options else ""
         return Act(f"run the {kind} {said}{with_options}", tuple(keys))
+
+
+def _with_file(name: str, file: Path | None) -> str:
+    """The name of a piece of code, and where its file is; a person may only stand in the wrong directory."""
+    if file is None:
+        return name
+    place = [] if str(file) in name else [str(file)]
+    missing = [] if file.exists() else ["there is no such file; relative paths start at the working directory"]
+    return f"{name} ({': '.join(place + missing)})" if place or missing else name
 
 
 def _is_code(name: str, installed: Mapping[str, str]) -> bool:
