@@ -290,13 +290,10 @@ def main() -> None:
     except Exception as error:
         # Imported only here: it loads torch, which `--help` and `recipes` do without.
         from ..intake.visible import visible
-        from ..pipelines.recorder import PipelineError
-        from ..rewards.base import RewardError
-        from ..training.folder.files import explained
+        from ..training.mendable import message_of
 
-        if not isinstance(error, (ValueError, PipelineError, RewardError, FloatingPointError, ImportError, OSError)):
+        if (text := message_of(error)) is None:
             raise
-        text = explained(error) if isinstance(error, OSError) else str(error)
         Console(stderr=True).print(
             f"error: {visible(text)}", style="red", highlight=False, markup=False, emoji=False, soft_wrap=True
         )

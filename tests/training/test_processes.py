@@ -212,13 +212,13 @@ def test_a_run_of_two_processes_goes_on_with_one(runs: Runs, name: str, tmp_path
     require_equal(run.path, runs.one[name])
 
 
-def test_a_failure_in_one_process_ends_the_other_with_its_traceback(runs: Runs) -> None:
+def test_a_failure_in_one_process_ends_the_other_with_its_message(runs: Runs) -> None:
     assert statuses(runs, "broken") == [1, 1]
-    assert "error: reward 'lacks_in_one_process' needs the package 'no_such_package'" in printed(runs, "broken", 1)
+    message = "reward 'lacks_in_one_process' needs the package 'no_such_package'"
+    assert f"error: {message}" in printed(runs, "broken", 1)
     told = printed(runs, "broken", 0)
-    assert "process 1 of 2 failed, so this one ends as well" in told
-    assert "Traceback (most recent call last)" in told
-    assert "No module named 'no_such_package'" in told
+    assert f"process 1 of 2 failed, so this one ends as well: {message}" in told
+    assert "Traceback" not in told
     assert not (runs.two["broken"] / "lora").exists()
 
 
@@ -441,3 +441,28 @@ def test_whatever_ends_a_process_is_told_to_the_others(error: BaseException, mon
     with pytest.raises(type(error)), processes.ended_together():
         raise error
     assert told == [(1, 2, isinstance(error, FailedTogether))]
+
+
+@pytest.mark.parametrize("error", [ValueError("use 3 prompts"), OSError(13, "Permission denied", "out"), KeyError("a")])
+def test_the_note_of_a_failure_is_what_the_process_prints_itself(error: Exception) -> None:
+    notes: dict[str, str] = {}
+
+    class Store:
+        def check(self, keys: list[str]) -> bool:
+            return False
+
+        def wait(self, *_: object) -> None: ...
+
+        set = staticmethod(notes.__setitem__)
+
+    try:
+        raise error
+    except Exception:
+        processes._tell(Store(), 1, 2, known=False)
+    begun = "process 1 of 2 failed, so this one ends as well"
+    if isinstance(error, KeyError):
+        # A fault of the code is looked for in the traceback.
+        assert notes[processes._FAILED].startswith(f"{begun}. Its traceback:\nTraceback (most recent call last):\n")
+    else:
+        message = "out: Permission denied" if isinstance(error, OSError) else "use 3 prompts"
+        assert notes[processes._FAILED] == f"{begun}: {message}"

@@ -17,9 +17,11 @@ from accelerate import PartialState
 from accelerate.utils import gather_object, is_deepspeed_available, parse_flag_from_env, reduce
 from torch import Tensor
 
+from ...intake.visible import visible
 from ...pipelines.experience import part_bounds
 from ...weights.kernel_choice import without_cudnn_attention
 from ...weights.pieces import is_cut
+from ..mendable import message_of
 from ..stopping import SIGNALS
 from .failures import FailedTogether
 
@@ -200,7 +202,7 @@ class Processes:
 
 @contextmanager
 def ended_together() -> Iterator[None]:
-    """A context in which a failure of one process ends all: the others print its traceback and exit with status 1.
+    """A context in which a failure of one process ends all: the others say how it failed, and exit with status 1.
 
     Without this context, the others would wait in the next sum of gradients for as long as the backend allows. Every
     process must enter the block. A process that fails waits a moment until the others know of the failure. If all
@@ -265,8 +267,13 @@ def _watch(store: Any, rank: int, over: threading.Event) -> None:
 
 
 def _tell(store: Any, rank: int, count: int, known: bool) -> None:
-    """Leave the traceback for the other processes, unless they know, and wait until all have ended or failed."""
-    note = f"process {rank} of {count} failed, so this one ends as well. Its traceback:\n{traceback.format_exc()}"
+    """Leave a note for the other processes, unless they know, and wait until all have ended or failed.
+
+    The note has what this process prints of its error: a message if a user can mend it, or else the traceback.
+    """
+    message = message_of(sys.exc_info()[1])
+    told = f". Its traceback:\n{traceback.format_exc()}" if message is None else f": {visible(message)}"
+    note = f"process {rank} of {count} failed, so this one ends as well{told}"
     with suppress(RuntimeError):
         store.set(f"{_ENDED}/{rank}", "")
         if not known and not store.check([_FAILED]):
