@@ -82,8 +82,8 @@ def _version(asked: bool) -> None:
         raise typer.Exit()
 
 
-ALONE = ("adapter", "build", "convert", "export", "gallery", "pairs", "pipelines", "push", "rewards")
-"""Commands that write what several processes would write twice."""
+ALONE = ("adapter", "bench", "build", "convert", "export", "gallery", "pairs", "pipelines", "push", "rewards")
+"""Commands that write what several processes would write twice, or that start processes of their own."""
 
 
 @app.callback()

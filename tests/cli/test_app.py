@@ -232,9 +232,10 @@ def test_what_writes_alone_is_not_started_by_a_launcher(command: Command, monkey
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert command("rewards")[0] == 0  # some clusters say this much
     monkeypatch.setenv("LOCAL_RANK", "0")
-    status, _, errors = command("rewards", "score", "jpeg_compressibility", "--samples", "x")
-    assert status == 1
-    assert "`flowgrpo rewards` takes one process, and a launcher started several; start it by itself" in errors
+    for words in (["rewards", "score", "jpeg_compressibility", "--samples", "x"], ["bench", "first-run"]):
+        status, _, errors = command(*words)
+        assert status == 1
+        assert f"`flowgrpo {words[0]}` takes one process, and a launcher started several; start it by itself" in errors
     assert command("recipes")[0] == 0
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert command("rewards")[0] == 0
