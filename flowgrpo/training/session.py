@@ -30,7 +30,7 @@ from ..weights.saving import local_folder
 from ..weights.trained import LoraSpec, TrainedWeights, cast_base
 from .checking import check, evaluated, reward_specs
 from .data import Data, PromptRow, column_names
-from .distributed.launching import load_whole_models, sharding_of, zero_of
+from .distributed.launching import load_whole_models, notes_on_launch, sharding_of, zero_of
 from .distributed.processes import Processes, ended_together
 from .extensions.extension import Extensions
 from .folder.run_folder import RunFolder
@@ -133,6 +133,7 @@ class Session:
         self.notes += notes_on_format(recipe.model.dtype, device)
         shard = sharding_of(recipe, self.accelerator)
         zero_of(recipe, self.accelerator)
+        self.notes += notes_on_launch(recipe, self.accelerator)
         self.task: Task
         if isinstance(recipe, Recipe):
             self.task = load_flow_task(recipe, checked.folder, self.data, device, self._model, shard, self._doing)

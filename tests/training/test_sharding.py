@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from flowgrpo.configs.load import dump_recipe, load_recipe
 from flowgrpo.configs.schema import Recipe
-from flowgrpo.training.distributed.launching import load_whole_models, sharding_of
+from flowgrpo.training.distributed.launching import load_whole_models, notes_on_launch, sharding_of
 from flowgrpo.training.folder.run_folder import RunFolder
 from flowgrpo.weights.sharding import Shards
 from flowgrpo.worlds.scenes.flow import CALL
@@ -296,10 +296,25 @@ def test_mixed_precision_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_lora_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     for key, value in FSDP.items():
         monkeypatch.setenv(key, value)
-    assert sharding_of(load_recipe("mixgrpo_flash_guard", []), accelerator(2)) is None
+    recipe = load_recipe("mixgrpo_flash_guard", [])
+    assert sharding_of(recipe, accelerator(2)) is None
+    [note] = notes_on_launch(recipe, accelerator(2))
+    assert note.startswith("--use_fsdp changes nothing here: FSDP2 divides full weights")
+    assert notes_on_launch(recipe, accelerator(1)) == []
+    assert notes_on_launch(load_recipe("mixgrpo_flash_guard", ["model.train=full"]), accelerator(2)) == []
 
 
-def accelerator(count: int, precision: str = "no") -> Any:
+def test_options_of_the_launcher_that_change_nothing_are_named() -> None:
+    recipe = load_recipe("mixgrpo_flash_guard", [])
+    assert notes_on_launch(recipe, accelerator(2)) == []
+    notes = notes_on_launch(recipe, accelerator(1, "bf16", 4))
+    assert [note.partition(" changes nothing here: ")[0] for note in notes] == [
+        "--mixed_precision bf16", "--gradient_accumulation_steps 4",
+    ]  # fmt: skip
+
+
+def accelerator(count: int, precision: str = "no", accumulated: int = 1) -> Any:
     return SimpleNamespace(
-        num_processes=count, state=SimpleNamespace(), device=torch.device("cpu"), mixed_precision=precision
-    )
+        num_processes=count, state=SimpleNamespace(), device=torch.device("cpu"), mixed_precision=precision,
+        gradient_accumulation_steps=accumulated,
+    )  # fmt: skip

@@ -138,6 +138,29 @@ def _of_others(key: str) -> bool:
     return key.startswith(("offload_", "stage3_")) or key == "sub_group_size"
 
 
+def notes_on_launch(recipe: AnyRecipe, accelerator: Accelerator) -> list[str]:
+    """What the user should know about the launcher's options that change nothing; empty if nothing.
+
+    Call it after `sharding_of` and `zero_of`, which refuse some of these options.
+    """
+    precision, steps = accelerator.mixed_precision, accelerator.gradient_accumulation_steps
+    sharded = parse_flag_from_env("ACCELERATE_USE_FSDP") and accelerator.num_processes > 1
+    idle = [
+        (
+            sharded and recipe.model.train == "lora",
+            "--use_fsdp",
+            "FSDP2 divides full weights, and each process holds the whole model of a LoRA",
+        ),
+        (precision != "no", f"--mixed_precision {precision}", "model.dtype is the format in which the model computes"),
+        (
+            steps != 1,
+            f"--gradient_accumulation_steps {steps}",
+            "rollout.prompts and optimizer.updates say how many prompts make an optimizer step",
+        ),
+    ]
+    return [f"{option} changes nothing here: {why}" for found, option, why in idle if found]
+
+
 def optimizer_of(recipe: AnyRecipe, accelerator: Accelerator, weights: TrainedWeights, processes: Processes) -> Stepper:
     """The optimizer of the trained weights, as the launcher asks; raises as `zero_of`."""
     zero = zero_of(recipe, accelerator)
