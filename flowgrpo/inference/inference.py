@@ -30,7 +30,7 @@ from ..training.reporting.clock import Clock
 from ..training.reporting.records import reward_means, sample_records, standard_errors
 from ..training.tasks import FlowTask
 from .animations import Animation
-from .kept_samples import UNSCORED, KeptSamples, SampledImages
+from .kept_samples import ONWARD, UNSCORED, KeptSamples, SampledImages
 from .opening import ImageModel, check_not_run, check_prompts, image_recipe, is_run, open_images
 from .text_inference import how_text, iterations_done, task_of, text_task
 
@@ -61,7 +61,7 @@ def model_images(
     return images
 
 
-@ended_together()
+@ended_together(ONWARD)
 def sample_images(
     model: str,
     prompts: Sequence[str],
@@ -211,7 +211,7 @@ def evaluation_noises(rows: Sequence[PromptRow], seeds: int) -> list[int]:
     return [address(evaluation_key(row), 0, k % seeds) for k, row in enumerate(rows)]
 
 
-@ended_together()
+@ended_together(ONWARD)
 def evaluate_model(
     model: str,
     recipe: AnyRecipe,

@@ -24,6 +24,8 @@ from ..training.folder.run_folder import save_image, write_text
 from ..training.reporting.records import sample_records
 from .opening import check_not_run
 
+ONWARD = "Start the command again, with another --out if it had one: the samples that were made stay in that folder"
+"""What to do when one of several processes that sample was killed."""
 UNSCORED = RewardBatch(torch.zeros(0, 0), (), torch.zeros(0), {}, {}, {})
 """The scores of samples that are not scored."""
 ALONE = Processes()

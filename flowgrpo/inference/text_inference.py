@@ -31,7 +31,7 @@ from ..training.text.text_policy import Completions, TextPolicy
 from ..training.text.text_task import TextTask
 from ..weights.pipeline_folders import from_hub
 from .checkpoints import find_checkpoint, hint_of, iterations_of, load_checkpoint
-from .kept_samples import PHASE, KeptSamples, new_index
+from .kept_samples import ONWARD, PHASE, KeptSamples, new_index
 from .opening import is_run, recipe_of_run, refuse_other_path, run_config
 
 WordsRecipe = TextRecipe | MaskedRecipe
@@ -214,7 +214,7 @@ def how_text(recipe: WordsRecipe) -> str:
     )
 
 
-@ended_together()
+@ended_together(ONWARD)
 def sample_texts(
     model: str,
     rows: Sequence[PromptRow],

@@ -123,3 +123,19 @@ def test_a_reward_that_fails_in_one_process_leaves_all_samples(prompts: Path, tm
     index.unlink(missing_ok=True)
     both = printed(["evaluate", "scenes", "flow_grpo", *told, *SMALL, "--trust"], tmp_path, 2, [1, 1])
     assert all("exists; name another folder with --out" in said for said in both)
+
+
+def test_of_a_killed_process_the_other_says_what_to_do(prompts: Path, tmp_path: Path) -> None:
+    (tmp_path / "dies.py").write_text(
+        "import os, signal\n"
+        "def dies(images, prompts):\n"
+        "    if os.environ['RANK'] == '1':\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return images.mean(dim=(1, 2, 3))\n"
+    )
+    told = [f"data.heldout={prompts}", f"rewards=[{{name: '{tmp_path}/dies.py:dies'}}]", "evaluate.rewards=null"]
+    first, _ = printed(["evaluate", "scenes", "flow_grpo", *told, *SMALL, "--trust"], tmp_path, 2, [1, -9])
+    assert "error: another process is gone: it was killed, perhaps because memory ran out. Start the command " in first
+    assert "flowgrpo resume" not in first
+    listed = [lines_of(tmp_path, 2), map(json.loads, (tmp_path / "2" / "index-process-1.jsonl").open())]
+    assert [line["sample"] for lines in listed for line in lines] == [0, 1, 4, 5, 2, 3]

@@ -201,12 +201,18 @@ class Processes:
 
 
 @contextmanager
-def ended_together() -> Iterator[None]:
+def ended_together(onward: str = "Go on with `flowgrpo resume`, if the run has begun") -> Iterator[None]:
     """A context in which a failure of one process ends all: the others say how it failed, and exit with status 1.
 
     Without this context, the others would wait in the next sum of gradients for as long as the backend allows. Every
     process must enter the block. A process that fails waits a moment until the others know of the failure. If all
     processes know of it already, each of them reports it.
+
+    Args:
+        onward: a sentence without a full stop that says what to do when a process was killed.
+
+    Raises:
+        ValueError: another process was killed.
     """
     state = launched()
     if state.num_processes == 1 or not torch.distributed.is_initialized():
@@ -225,8 +231,8 @@ def ended_together() -> Iterator[None]:
         watch.join()
         if _lost(error) and not _noted(store):
             raise ValueError(
-                "another process of this run is gone: it was killed, perhaps because memory ran out. Go on with "
-                f"`flowgrpo resume`, if the run has begun ({str(error).splitlines()[0][:200]})"
+                f"another process is gone: it was killed, perhaps because memory ran out. {onward} "
+                f"({str(error).splitlines()[0][:200]})"
             ) from None
         _tell(store, state.process_index, state.num_processes, known=isinstance(error, FailedTogether))
         raise
