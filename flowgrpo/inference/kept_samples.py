@@ -45,6 +45,15 @@ class IndexOfAll:
         self._own = self.whole if processes.rank == 0 else out / f"index-process-{processes.rank}.jsonl"
         # No process writes before all have looked at what is in the folder.
         processes.gather(None)
+        if processes.rank == 0:
+            self._take_in()
+        processes.gather(None)
+
+    def _take_in(self) -> None:
+        """Bring what other processes of an interrupted command have listed into the index."""
+        for left in _of_processes(self.whole.parent):
+            self.append([left.read_text(encoding="utf-8")])
+            left.unlink()
 
     def append(self, lines: Sequence[str]) -> None:
         """Add lines for samples of this process."""
@@ -149,7 +158,8 @@ class KeptSamples:
 class SampledImages:
     """The `index.jsonl` of a folder of sampled images: a line for each image, with its prompt.
 
-    Several commands may sample into one folder, so the file may be there already.
+    Several commands may sample into one folder, so the file may be there already. If one of them was interrupted, what
+    its other processes have listed is brought into the index.
 
     Args:
         out: the folder, which may not exist yet.
@@ -161,9 +171,10 @@ class SampledImages:
     """
 
     def __init__(self, out: Path, iteration: int, processes: Processes = ALONE) -> None:
-        index, self.iteration = out / "index.jsonl", iteration
-        if index.is_file() and not _lists_samples(index):
-            raise ValueError(f"{index} lists samples that `sample` has not written; name another folder with --out")
+        self.iteration = iteration
+        for index in (out / "index.jsonl", *_of_processes(out)):
+            if index.is_file() and not _lists_samples(index):
+                raise ValueError(f"{index} lists samples that `sample` has not written; name another folder with --out")
         self._lines = IndexOfAll(out, processes)
 
     def add(self, path: Path, image: Tensor, prompt: str, seed: int, noise: int, columns: Mapping[str, Any]) -> None:
@@ -186,6 +197,11 @@ class SampledImages:
     def join(self) -> None:
         """Bring the images of all processes into the index. Every process must call it."""
         self._lines.join()
+
+
+def _of_processes(out: Path) -> list[Path]:
+    """The files in which processes list their samples until the end of a command, but the first process's."""
+    return sorted(out.glob("index-process-*.jsonl"))
 
 
 def _lists_samples(index: Path) -> bool:
@@ -218,7 +234,7 @@ def new_index(out: Path, better: str) -> Path:
         ValueError: the file exists, the folder has the pictures of an evaluation, or it is a run folder.
     """
     index = out / "index.jsonl"
-    for taken in (index, *sorted(out.glob("eval-*.png")), *sorted(out.glob("index-process-*.jsonl"))):
+    for taken in (index, *sorted(out.glob("eval-*.png")), *_of_processes(out)):
         if taken.exists():
             raise ValueError(f"{taken} exists; name another folder with --out")
     check_not_run(out, better)

@@ -83,6 +83,20 @@ def test_more_processes_than_prompts_and_sampled_images(tmp_path: Path) -> None:
     assert_alike(tmp_path, 1, 3)
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_what_an_interrupted_command_has_listed_is_not_lost(tmp_path: Path, count: int) -> None:
+    left = tmp_path / str(count) / "index-process-1.jsonl"
+    left.parent.mkdir()
+    left.write_text('{"phase": "sample", "image": "000-9.png"}\n')
+    printed(["sample", "a star", "a red circle", "--steps", "2"], tmp_path, count)
+    assert [line["image"] for line in lines_of(tmp_path, count)] == ["000-9.png", "000-0.png", "001-0.png"]
+    assert not left.exists()
+    # An evaluation that was interrupted is not mixed with what is sampled.
+    left.write_text('{"phase": "eval", "image": "eval-0002.png"}\n')
+    told = printed(["sample", "a star", "--seed", "3"], tmp_path, count, [1] * count)
+    assert f"{left} lists samples that `sample` has not written; name another folder with --out" in told[0]
+
+
 def test_completions_are_the_same_on_any_number_of_processes(tmp_path: Path) -> None:
     words = ["sample", "1+2=", "12+30=", "7-3=", "--model", "arithmetic", "--count", "3", "--max-tokens", "5"]
     [alone], [first, second] = printed(words, tmp_path, 1), printed(words, tmp_path, 2)
