@@ -105,14 +105,18 @@ def _rollout(
 
     def hook(index: int, prediction: Tensor, sample: Tensor) -> Tensor:
         if handed:
-            pasted = held is not None and held.noisy
-            _require_kept(replay, torch.where(held.part, sample, handed[-1]) if pasted else handed[-1], sample)
+            _require_kept(
+                replay,
+                handed[-1] if held is None else torch.where(held.part.to(sample.device), sample, handed[-1]),
+                sample,
+            )
         states.append(sample.clone())
         predictions.append(prediction.clone())
         drawn = torch.cat(ahead_drawn, dim=1) if ahead_drawn else torch.randn(sample.shape, generator=noise)
         ahead_drawn.clear()
-        handed.append(following(index, prediction, sample, drawn).clone())
-        return handed[-1].to(sample.dtype)
+        moved = following(index, prediction, sample, drawn)
+        handed.append(moved.clone())
+        return moved.to(sample.dtype)
 
     recorder.arm(hook, ahead=ahead)
     images = replay.caller.run(recorder, prompts, replay.num_steps, output_type="pt")

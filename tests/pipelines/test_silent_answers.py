@@ -205,6 +205,25 @@ def test_a_state_changed_between_steps_is_refused() -> None:
         denoiser(pipe).self_check(PROMPTS)
 
 
+class PastesInPlace(StableDiffusion3Pipeline):
+    """Writes into the tensor that a step returned."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        def paste(pipe: Any, index: int, timestep: Any, state: dict[str, Any]) -> dict[str, Any]:
+            state["latents"][..., :4] = 0.0
+            return {}
+
+        kwargs.pop("callback_on_step_end", None)
+        return StableDiffusion3Pipeline.__call__.__wrapped__(self, *args, callback_on_step_end=paste, **kwargs)
+
+
+def test_a_state_changed_in_place_between_steps_is_refused() -> None:
+    pipe = TINY["sd3"]()
+    pipe.__class__ = PastesInPlace
+    with pytest.raises(RuntimeError, match="PastesInPlace changes the state between two steps"):
+        denoiser(pipe).self_check(PROMPTS)
+
+
 def test_predictions_that_are_not_finite_are_not_called_inpainting() -> None:
     pipe = TINY["sd3"]()
     with torch.no_grad():

@@ -9,7 +9,7 @@ _NO_FLOW = "its noise levels go up to 80 (EDM), where the kernels of flow matchi
 _WITH_SOUND = "has two states, picture and sound, and takes two steps at each noise level"
 _SOUND = "makes sound only, and no reward here scores sound"
 _ITS_TRANSFORMER = "its own call fails: it reads a field that is missing in its transformer's configuration"
-_EDITED = "between its steps, it pastes in the picture that it edits; a rollout does not do this"
+_EDITED = "encodes its prompt and its picture by a method of its own, so encoded prompts cannot be kept"
 
 # What prevents a replay of a class. The checks found it, or it was found by reading the class's `__call__`.
 REASONS: dict[str, str] = {
