@@ -71,13 +71,14 @@ def model_of(config: ModelConfig) -> Model:
         ValueError: as in `architecture_of`.
     """
     path = model_folder(config.path)
-    architecture, call = architecture_of(path), call_arguments(path, config.call)
+    architecture, call = architecture_of(path, config.pipeline), call_arguments(path, config.call)
     family = FAMILIES[architecture.denoiser[0]]
     dtype = DTYPES[config.dtype]
     latent = latent_shape(architecture, call)
     branches = family.branches(call)
     adapter = config.lora.model_dump_json() if config.train == "lora" else None
-    denoiser = _denoiser(path, config.dtype, adapter, latent, family.tokens(call), config.quantize is not None)
+    tokens = family.tokens(call) + int(architecture.inputs.get("read_tokens", 0))
+    denoiser = _denoiser(path, config.pipeline, config.dtype, adapter, latent, tokens, config.quantize is not None)
     vae, decode_flops, decode_bytes = _decoder(path, config.dtype, latent)
     return Model(
         denoiser=architecture.experts * denoiser.bytes,
@@ -115,10 +116,16 @@ class _Denoiser:
 
 @cache
 def _denoiser(
-    path: str, dtype_name: str, adapter: str | None, latent: tuple[int, ...], tokens: int, quantized: bool
+    path: str,
+    pipeline: str | None,
+    dtype_name: str,
+    adapter: str | None,
+    latent: tuple[int, ...],
+    tokens: int,
+    quantized: bool,
 ) -> _Denoiser:
     """The denoiser of a pipeline on `meta`, trained with a LoRA (`adapter`, as JSON) or, without one, in full."""
-    architecture = architecture_of(path)
+    architecture = architecture_of(path, pipeline)
     name, config = architecture.denoiser
     dtype = DTYPES[dtype_name]
     module = built(name, config, dtype)

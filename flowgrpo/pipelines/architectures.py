@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..weights.json_files import read_json_object
 from ..weights.pipeline_folders import is_part
 from ..weights.precision import cast_base
 
@@ -46,7 +48,8 @@ class Architecture:
         experts: number of denoisers, each for a range of noise levels.
         image_encoders: image encoder -> number of its parameters.
         inputs: what the denoiser's configuration does not say about the denoiser's inputs: `image_tokens`, the tokens
-            of a picture, and `expand_timesteps`, whether each token has a noise level.
+            of a picture from its encoder; `expand_timesteps`, whether each token has a noise level; and of an edited
+            picture, `picture_tokens` beside the state and `read_tokens` beside the text.
     """
 
     denoiser: tuple[str, Mapping[str, Any]]
@@ -57,6 +60,25 @@ class Architecture:
     inputs: Mapping[str, Any] = field(default_factory=dict)
 
 
+# These classes bring a picture to about a million pixels, whatever size the sample has. The tokens of its latents are
+# beside the state. The text encoder of Qwen-Image reads the picture too, in squares of 28 pixels.
+_MILLION, _READ_MILLION, _READ_SMALL = (1024 // 16) ** 2, 37**2, 14**2
+_EDITS: dict[str, dict[str, int]] = {
+    "FluxKontextPipeline": {"picture_tokens": _MILLION},
+    "FluxKontextInpaintPipeline": {"picture_tokens": _MILLION},
+    "QwenImageEditPipeline": {"picture_tokens": _MILLION, "read_tokens": _READ_MILLION},
+    "QwenImageEditInpaintPipeline": {"picture_tokens": _MILLION, "read_tokens": _READ_MILLION},
+    "QwenImageEditPlusPipeline": {"picture_tokens": _MILLION, "read_tokens": _READ_SMALL},
+}
+"""Classes that edit a picture -> the tokens of one picture."""
+_FLUX = Architecture(
+    ("FluxTransformer2DModel", {"guidance_embeds": True}),
+    ("AutoencoderKL", _VAE),
+    {"CLIP-L": CLIP_L, "T5-XXL": T5_XXL},
+)
+_QWEN_IMAGE = Architecture(
+    ("QwenImageTransformer2DModel", {}), ("AutoencoderKLQwenImage", _CAUSAL_VAE), {"Qwen2.5-VL-7B": QWEN_VL}
+)
 _WAN21_I2V = Architecture(
     ("WanTransformer3DModel", {**_WAN_14B, **_WAN_PICTURE, "image_dim": 1280, "added_kv_proj_dim": 5120}),
     ("AutoencoderKLWan", _CAUSAL_VAE),
@@ -77,14 +99,11 @@ KNOWN = {
         ("AutoencoderKL", _VAE),
         {"CLIP-L": CLIP_L_PROJECTED, "CLIP-G": CLIP_G, "T5-XXL": T5_XXL},
     ),
-    "black-forest-labs/FLUX.1-dev": Architecture(
-        ("FluxTransformer2DModel", {"guidance_embeds": True}),
-        ("AutoencoderKL", _VAE),
-        {"CLIP-L": CLIP_L, "T5-XXL": T5_XXL},
-    ),
-    "Qwen/Qwen-Image": Architecture(
-        ("QwenImageTransformer2DModel", {}), ("AutoencoderKLQwenImage", _CAUSAL_VAE), {"Qwen2.5-VL-7B": QWEN_VL}
-    ),
+    "black-forest-labs/FLUX.1-dev": _FLUX,
+    "black-forest-labs/FLUX.1-Kontext-dev": replace(_FLUX, inputs=_EDITS["FluxKontextPipeline"]),
+    "Qwen/Qwen-Image": _QWEN_IMAGE,
+    "Qwen/Qwen-Image-Edit": replace(_QWEN_IMAGE, inputs=_EDITS["QwenImageEditPipeline"]),
+    "Qwen/Qwen-Image-Edit-2509": replace(_QWEN_IMAGE, inputs=_EDITS["QwenImageEditPlusPipeline"]),
     "Wan-AI/Wan2.1-T2V-1.3B-Diffusers": Architecture(
         ("WanTransformer3DModel", {**_WAN, "num_attention_heads": 12, "num_layers": 30, "ffn_dim": 8960}),
         ("AutoencoderKLWan", _CAUSAL_VAE),
@@ -181,7 +200,7 @@ def _sd3(config: Mapping[str, Any], latent: tuple[int, ...], tokens: int, rows: 
 
 
 def _flux(config: Mapping[str, Any], latent: tuple[int, ...], tokens: int, rows: int) -> dict[str, Any]:
-    packed = latent[-2] * latent[-1] // 4
+    packed = latent[-2] * latent[-1] // 4 + config.get("picture_tokens", 0)
     return {
         "hidden_states": torch.empty(rows, packed, config["in_channels"]),
         "encoder_hidden_states": torch.empty(rows, tokens, config["joint_attention_dim"]),
@@ -195,11 +214,13 @@ def _flux(config: Mapping[str, Any], latent: tuple[int, ...], tokens: int, rows:
 
 def _qwen(config: Mapping[str, Any], latent: tuple[int, ...], tokens: int, rows: int) -> dict[str, Any]:
     height, width = latent[-2] // 2, latent[-1] // 2
+    picture = config.get("picture_tokens", 0)
+    side = math.isqrt(picture)
     return {
-        "hidden_states": torch.empty(rows, height * width, config["in_channels"]),
+        "hidden_states": torch.empty(rows, height * width + picture, config["in_channels"]),
         "encoder_hidden_states": torch.empty(rows, tokens, config["joint_attention_dim"]),
         "timestep": torch.empty(rows),
-        "img_shapes": [[(1, height, width)]] * rows,
+        "img_shapes": [[(1, height, width), *([(1, side, side)] if picture else [])]] * rows,
     }
 
 
@@ -259,8 +280,12 @@ FAMILIES = {
 }
 
 
-def architecture_of(path: str) -> Architecture:
+def architecture_of(path: str, pipeline: str | None = None) -> Architecture:
     """The shapes of a pipeline folder, or of a known model id; no weight is read.
+
+    Args:
+        path: the folder or the id.
+        pipeline: the class that loads it, if it is not the class that it names.
 
     Raises:
         ValueError: `path` is neither of them, or the class of the pipeline's denoiser is not in `FAMILIES`.
@@ -272,7 +297,8 @@ def architecture_of(path: str) -> Architecture:
                 f"the shapes of {path!r} are not known; give the folder of the pipeline (its weights are not read), or "
                 f"one of {', '.join(KNOWN)}"
             )
-        return KNOWN[path]
+        known = KNOWN[path]
+        return known if pipeline is None else replace(known, inputs=_EDITS.get(pipeline, {}))
     index = _read(folder / "model_index.json")
     part = {name: entry[1] for name, entry in index.items() if is_part(entry)}
     key = "unet" if "unet" in part else "transformer"
@@ -290,6 +316,7 @@ def architecture_of(path: str) -> Architecture:
         experts=2 if "transformer_2" in part else 1,
         image_encoders={name: _stored_numbers(folder / name) for name in vision},
         inputs={
+            **_EDITS.get(pipeline or str(read_json_object(folder / "model_index.json").get("_class_name")), {}),
             "expand_timesteps": bool(index.get("expand_timesteps")),
             **({"image_tokens": _image_tokens(folder / vision[0] / "config.json")} if vision else {}),
         },

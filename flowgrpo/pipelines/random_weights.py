@@ -47,6 +47,11 @@ def random_pipeline(path: str, call: Mapping[str, Any], dtype: torch.dtype, devi
         raise ValueError(
             f"{path}: there are no random weights for a {name}; use a model with one of {', '.join(_TEXTS)}"
         )
+    if architecture.inputs.get("picture_tokens"):
+        raise ValueError(
+            f"{path}: there are no random weights for a pipeline that edits a picture; use the text-to-image model of "
+            "the same size, such as black-forest-labs/FLUX.1-dev or Qwen/Qwen-Image"
+        )
     channels = latent_shape(architecture, call)[0]
     if name.startswith("Wan") and (taken := config.get("in_channels", channels)) != channels:
         raise ValueError(

@@ -16,8 +16,17 @@ from flowgrpo.configs.schema import ModelConfig
 from flowgrpo.estimate.estimates import estimate
 from flowgrpo.estimate.footprint import LiveBytes
 from flowgrpo.estimate.models import Model, model_of
-from flowgrpo.pipelines.architectures import CLIP_H_TOKENS, CLIP_H_VISION, FAMILIES, KNOWN, architecture_of, built
+from flowgrpo.pipelines.architectures import (
+    CLIP_H_TOKENS,
+    CLIP_H_VISION,
+    FAMILIES,
+    KNOWN,
+    architecture_of,
+    built,
+    latent_shape,
+)
 from flowgrpo.pipelines.conformance.conform import TINY
+from flowgrpo.pipelines.random_weights import random_pipeline
 from flowgrpo.training.session import lora_spec
 from flowgrpo.weights.lora_layer import AddingLora
 from flowgrpo.weights.trained import TrainedWeights
@@ -145,3 +154,48 @@ def test_the_image_encoder_has_the_numbers_of_its_class():
         module = hf.CLIPVisionModel(hf.CLIPVisionConfig(**sizes, image_size=224, patch_size=14))
     assert sum(p.numel() for p in module.parameters()) == CLIP_H_VISION
     assert CLIP_H_TOKENS == (224 // 14) ** 2 + 1
+
+
+@pytest.mark.parametrize(
+    ("path", "beside", "read"),
+    [
+        ("black-forest-labs/FLUX.1-Kontext-dev", 4096, 0),
+        ("Qwen/Qwen-Image-Edit", 4096, 1369),
+        ("Qwen/Qwen-Image-Edit-2509", 4096, 196),
+    ],
+)
+def test_the_tokens_of_an_edited_picture_are_beside_the_state(path: str, beside: int, read: int):
+    architecture = architecture_of(path)
+    name, config = architecture.denoiser
+    module = built(name, config, torch.bfloat16)
+    latent = latent_shape(architecture, {"height": 512, "width": 768})
+    given = FAMILIES[name].inputs({**module.config, **architecture.inputs}, latent, 77, 2)
+    assert given["hidden_states"].shape[:2] == (2, 32 * 48 + beside)
+    assert architecture.inputs.get("read_tokens", 0) == read
+    with torch.device("meta"):
+        module(**{key: meta(value) for key, value in given.items()}, return_dict=False)
+
+
+def meta(value: Any) -> Any:
+    return value.to("meta", torch.bfloat16) if isinstance(value, torch.Tensor) else value
+
+
+def test_a_class_of_the_recipe_decides_whether_a_picture_is_edited():
+    plain, edits = "black-forest-labs/FLUX.1-dev", "FluxKontextPipeline"
+    assert architecture_of(plain, edits) == architecture_of("black-forest-labs/FLUX.1-Kontext-dev")
+    assert architecture_of("black-forest-labs/FLUX.1-Kontext-dev", "FluxPipeline") == architecture_of(plain)
+    both = [
+        recipe(model={"path": plain, "call": {"height": 512, "width": 512}, "pipeline": kind}) for kind in (None, edits)
+    ]
+    one, other = (model_of(made.model) for made in both)
+    assert other.evaluation.forward > 3 * one.evaluation.forward
+    assert (other.elements, other.denoiser) == (one.elements, one.denoiser)
+
+
+@pytest.mark.slow
+def test_a_folder_says_by_its_class_that_a_picture_is_edited(tmp_path: Path):
+    TINY["FluxKontextPipeline"].fresh().save_pretrained(tmp_path)
+    assert architecture_of(str(tmp_path)).inputs["picture_tokens"] == 4096
+    assert "picture_tokens" not in architecture_of(str(tmp_path), "FluxPipeline").inputs
+    with pytest.raises(ValueError, match="no random weights for a pipeline that edits a picture"):
+        random_pipeline(str(tmp_path), {}, torch.float32, torch.device("cpu"))
