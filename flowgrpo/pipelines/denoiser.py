@@ -24,7 +24,6 @@ from .arguments import pictures_left_out, refuse_other_size
 from .callers import IN_STEP_LAYOUT, OWN_TABLE, VARIANTS, StateCaller, stacked
 from .capture import ConditionedPrompt, PipelineCall, company, kin, stopping_at_denoiser
 from .latents import LatentMap, encode, find_map, fitted
-from .noise_prediction import state_norm
 from .recorder import LoopStopped, PipelineError, Recorder, Schedule, is_flow_table
 from .selfcheck import exact_decoder, exact_variant, require_dependence, require_noise, rollout, stands_still
 
@@ -262,7 +261,8 @@ class Denoiser:
     @property
     def initial_std(self) -> float:
         """Standard deviation of the initial states of a rollout, in flow-matching coordinates."""
-        return 1.0 if self._recorder.process is None else state_norm(self.sigmas[0])
+        process, first = self._recorder.process, self.sigmas[0]
+        return 1.0 if process is None else process.norm(first) * process.first_std(first)
 
     def initial_noise(self, generators: Sequence[torch.Generator]) -> Tensor:
         """Normal states with standard deviation `initial_std`, in the loop's layout, float32 on the CPU.
@@ -305,7 +305,7 @@ class Denoiser:
         self.probe = replace(self.probe, latent_shape=shape, dtype=dtype)
         self.variant = exact_variant(self._replay, self._own, record, variants)
         require_dependence(self._replay, self._own, record, self.variant)
-        require_noise(self._replay, prompts)
+        require_noise(self._replay, prompts, self.probe.sigmas[0])
         self._decoder = exact_decoder(self._replay, self._own, record)
         self._require_own_table(self.variant, self.sigmas)
         return self.variant

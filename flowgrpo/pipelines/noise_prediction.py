@@ -1,11 +1,14 @@
-"""Models of the variance-preserving process (DDPM, arXiv:2006.11239) as flow-matching velocities.
+"""Models of other noise processes as flow-matching velocities.
 
-A model of this process is trained on `z = a x0 + b n` with `a**2 + b**2 = 1`. Division by `a + b` gives
-`x = (1 - sigma) x0 + sigma n` with `sigma = b / (a + b)`, which is the state of flow matching. After this change of
-coordinates, every kernel, plan, solver and ratio is valid without a change.
+A model of the variance-preserving process (DDPM, arXiv:2006.11239) is trained on `z = a x0 + b n` with
+`a**2 + b**2 = 1`. Division by `a + b` gives `x = (1 - sigma) x0 + sigma n` with `sigma = b / (a + b)`, which is the
+state of flow matching. After this change of coordinates, every kernel, plan, solver and ratio is valid as it stands.
 
 In these coordinates the velocity is `n - x0`, where `n` and `x0` are the model's predictions. Euler's step is DDIM's
 step with eta 0 (arXiv:2010.02502, Eq. 12). DDIM's step with any eta is the kernel `ddim`.
+
+A model of EDM (arXiv:2206.00364) has states `z = x0 + s n`, with levels s up to 80. Division by `1 + s` gives the same
+x with `sigma = s / (1 + s)`.
 """
 
 from __future__ import annotations
@@ -104,6 +107,18 @@ class NoiseProcess:
         found = torch.from_numpy(np.interp(sigmas.double().numpy(), known, np.arange(len(known))))
         return found.long() if torch.equal(found, found.round()) else found.float()
 
+    def levels_of(self, sigmas: Tensor) -> Tensor:
+        """The levels [N] that the pipeline reads from its scheduler. DDIM's pipelines read timesteps only."""
+        return sigmas
+
+    def first_std(self, sigma: float) -> float:
+        """Standard deviation of the pipeline's first state at its first noise level."""
+        return 1.0
+
+    def norm(self, sigma: float) -> float:
+        """The factor from z to x at a noise level."""
+        return state_norm(sigma)
+
     def entered(self, x: Tensor, sigma: float) -> Tensor:
         """The state z of the pipeline for a state x of flow matching, in the dtype of x."""
         return (x.float() / state_norm(sigma)).to(x.dtype)
@@ -117,6 +132,75 @@ class NoiseProcess:
             return (x - prediction) / sigma
         norm = state_norm(sigma)
         return prediction / norm + (2.0 * sigma - 1.0) / norm**2 * x
+
+
+class ExplodingProcess:
+    """The process of EDM (arXiv:2206.00364): states `x0 + s n`, and predictions of the noise n.
+
+    Cosmos-Predict2 is trained on it. Its pipelines give `(z - x0) / s` to their scheduler, and read s from there.
+
+    Args:
+        shipped: scheduler of the pipeline.
+    """
+
+    def __init__(self, shipped: Any) -> None:
+        self._scheduler = copy.deepcopy(shipped)
+
+    def table(self, request: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        """Sigmas [T+1], the last one 0, and timesteps [T].
+
+        The pipelines repeat their least level, 0.002, at the end, so their last step does nothing. Here it ends at 0.
+
+        Args:
+            request: arguments of the pipeline's `set_timesteps`.
+        """
+        scheduler = copy.deepcopy(self._scheduler)
+        scheduler.set_timesteps(**request)
+        levels = scheduler.sigmas.cpu().double()
+        return (levels / (1.0 + levels)).float(), scheduler.timesteps.cpu()
+
+    def timesteps_at(self, sigmas: Tensor) -> Tensor:
+        """Timesteps [T] of sigmas [T], which the pipelines hand to their scheduler only.
+
+        Raises:
+            ValueError: a sigma is 1, so its level would be infinite.
+        """
+        if float(sigmas.max()) >= 1.0:
+            raise ValueError("sigmas begin at 1, and the noise levels of this model are finite; begin below 1")
+        return self.levels_of(sigmas)
+
+    def levels_of(self, sigmas: Tensor) -> Tensor:
+        """The levels s [N] that the pipeline reads from its scheduler."""
+        return (sigmas.double() / (1.0 - sigmas.double())).float()
+
+    def norm(self, sigma: float) -> float:
+        """The factor `1 / (1 + s)` from z to x at a noise level."""
+        return 1.0 - sigma
+
+    def first_std(self, sigma: float) -> float:
+        """Standard deviation of the pipeline's first state, which is its level."""
+        return sigma / (1.0 - sigma)
+
+    def entered(self, x: Tensor, sigma: float) -> Tensor:
+        """The state z of the pipeline for a state x of flow matching, in the dtype of x."""
+        return (x.float() / self.norm(sigma)).to(x.dtype)
+
+    def velocity(self, prediction: Tensor, x: Tensor, sigma: float) -> Tensor:
+        """`n - x0` in float32, from the model's prediction at a state x [N, ...] of flow matching."""
+        return (prediction.float() - x.float()) / (1.0 - sigma)
+
+
+def process_of(shipped: Any) -> NoiseProcess | ExplodingProcess | None:
+    """The noise process of a pipeline by its scheduler; None for flow matching.
+
+    Raises:
+        ValueError: the scheduler is of a process that cannot be converted to flow matching.
+    """
+    if shipped.config.get("prediction_type", "flow_prediction") != "flow_prediction":
+        return NoiseProcess(shipped)
+    # Levels of flow matching end at 1.
+    exploding = float(shipped.config.get("sigma_max") or 0.0) > 1.0
+    return ExplodingProcess(shipped) if exploding and hasattr(shipped, "set_begin_index") else None
 
 
 def _ddim(shipped: Any) -> Any:

@@ -14,7 +14,7 @@ from diffusers.configuration_utils import FrozenDict
 from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteSchedulerOutput
 from torch import Tensor
 
-from .noise_prediction import NoiseProcess
+from .noise_prediction import process_of
 
 StepHook = Callable[[int, Tensor, Tensor], Tensor]
 """(step index, prediction, state) -> next state; all tensors have the shape of the loop's state. May raise
@@ -80,8 +80,7 @@ class Recorder(FlowMatchEulerDiscreteScheduler):
     """
 
     def __init__(self, shipped: Any, states: int = 1) -> None:
-        flow = shipped.config.get("prediction_type", "flow_prediction") == "flow_prediction"
-        process = None if flow else NoiseProcess(shipped)
+        process = process_of(shipped)
         names = set(inspect.signature(FlowMatchEulerDiscreteScheduler.__init__).parameters) - {"self"}
         config = {name: value for name, value in shipped.config.items() if name in names}
         config.setdefault("shift", shipped.config.get("flow_shift", 1.0))
@@ -161,7 +160,8 @@ class Recorder(FlowMatchEulerDiscreteScheduler):
             self.own = table
         if self._keep is not None:
             table = table.step(self._keep)
-        self.sigmas = table.sigmas.to(device)
+        levels = table.sigmas if self.process is None else self.process.levels_of(table.sigmas)
+        self.sigmas = levels.to(device)
         self.timesteps = table.timesteps.to(device)
         self.num_inference_steps = len(self.timesteps)
         self._step_index = self._begin_index = None

@@ -197,11 +197,16 @@ def require_dependence(replay: StateCaller, own: Schedule, record: Record, varia
 
 
 @torch.no_grad()
-def require_noise(replay: StateCaller, prompts: Sequence[str]) -> None:
+def require_noise(replay: StateCaller, prompts: Sequence[str], sigma: float) -> None:
     """Refuse a pipeline that does not begin at noise, because a given picture or video is a part of its first state.
 
     The check compares two first states from different seeds. What is not noise is equal in both, so their distance is
     too short. It is made only if a picture or another object is given, and evaluates nothing.
+
+    Args:
+        replay: the pipeline.
+        prompts: one or two texts.
+        sigma: the first noise level of the pipeline's own table.
 
     Raises:
         PipelineError: the first states are no noise.
@@ -220,7 +225,9 @@ def require_noise(replay: StateCaller, prompts: Sequence[str]) -> None:
         replay.recorder.arm(hook)
         with skipping_denoiser(replay.caller.pipe, lambda: True, replay.forms):
             replay.caller.run(replay.recorder, prompts, replay.num_steps, seed, output_type="latent")
-    apart = (states[0] - states[1])[0] / float(replay.recorder.init_noise_sigma)
+    process = replay.recorder.process
+    first = float(replay.recorder.init_noise_sigma) if process is None else process.first_std(sigma)
+    apart = (states[0] - states[1])[0] / first
     if held is not None and not held.noisy:
         apart = apart[~held.part]
     variance = float(apart.square().mean()) / 2.0

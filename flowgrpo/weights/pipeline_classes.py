@@ -104,6 +104,7 @@ ADAPTERS: dict[str, Adapter] = {
     ),
     "QwenImageEditPipeline": Adapter(_A_PICTURE_EACH, rows=("image",)),
     "QwenImageEditInpaintPipeline": Adapter(_A_PICTURE_EACH, rows=("image",)),
+    "Cosmos2VideoToWorldPipeline": Adapter(_A_PICTURE_EACH, rows=("image",)),
     "LTXImageToVideoPipeline": Adapter(_A_PICTURE_EACH, rows=("image",)),
     "HunyuanSkyreelsImageToVideoPipeline": Adapter(_A_PICTURE_EACH, rows=("image",)),
     "HunyuanVideoImageToVideoPipeline": Adapter(

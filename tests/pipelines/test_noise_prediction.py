@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from flowgrpo.core.addressing import address
 from flowgrpo.pipelines.conformance.conform import TINY, check
 from flowgrpo.pipelines.conformance.subject import Subject
 from flowgrpo.pipelines.denoiser import Denoiser
-from flowgrpo.pipelines.noise_prediction import NoiseProcess, state_norm
+from flowgrpo.pipelines.noise_prediction import ExplodingProcess, NoiseProcess, state_norm
 from flowgrpo.pipelines.policy import FlowPolicy
 from flowgrpo.pipelines.recorder import Recorder
 from flowgrpo.samplers.kernels import Kernel, step
@@ -209,3 +210,47 @@ def test_the_pipelines_own_scheduler_is_left_alone() -> None:
     assert pipe.scheduler is scheduler_before
     assert dict(pipe.scheduler.config) == before
     assert isinstance(pipe, StableDiffusionPipeline)
+
+
+def test_a_state_of_edm_is_a_state_of_flow_matching() -> None:
+    """`z = x0 + s n`, divided by `1 + s`; a step of Euler is the same in both coordinates."""
+    process = ExplodingProcess(None)
+    generator = torch.Generator().manual_seed(0)
+    x0, n = (torch.randn(2, 5, generator=generator, dtype=torch.float64) for _ in range(2))
+    levels = [80.0, 3.0, 0.5, 0.002]
+    for s, there in pairwise([*levels, 0.0]):
+        sigma, sigma_next = s / (1.0 + s), there / (1.0 + there)
+        x = (1.0 - sigma) * x0 + sigma * n
+        assert torch.allclose(process.entered(x, sigma), x0 + s * n, rtol=1e-5, atol=1e-5)
+        v = process.velocity(n, x, sigma)
+        assert torch.allclose(v.double(), n - x0, atol=1e-3 if s == 80.0 else 1e-5)
+        moved = (x0 + there * n) / (1.0 + there)
+        assert torch.allclose(x + (sigma_next - sigma) * v.double(), moved, atol=1e-5)
+        assert process.norm(sigma) == pytest.approx(1.0 / (1.0 + s))
+        assert process.first_std(sigma) == pytest.approx(s)
+    sigmas = torch.tensor([s / (1.0 + s) for s in levels])
+    assert torch.allclose(process.levels_of(sigmas), torch.tensor(levels), rtol=1e-4)
+    with pytest.raises(ValueError, match="the noise levels of this model are finite; begin below 1"):
+        process.timesteps_at(torch.tensor([1.0, 0.5]))
+
+
+@pytest.mark.slow
+def test_a_model_of_edm_makes_its_own_pictures() -> None:
+    """The pipeline leaves the noise of its last level in the picture, and a rollout ends at 0."""
+    tiny = TINY["Cosmos2TextToImagePipeline"]
+    pipe, prompts = tiny.fresh(), ["a star", "a circle"]
+    denoiser = Denoiser(pipe, num_steps=6, call=tiny.call)
+    denoiser.self_check(prompts)
+    assert denoiser.sigmas[0] == pytest.approx(80 / 81)
+    assert denoiser.initial_std == pytest.approx(80 / 81)
+    generators = [torch.Generator().manual_seed(k) for k in range(2)]
+    x = start = denoiser.initial_noise(generators)
+    with torch.no_grad():
+        for i, (sigma, there) in enumerate(pairwise(denoiser.sigmas)):
+            x = x + (there - sigma) * denoiser.velocity(x, i, prompts)
+    ours = denoiser.decode(x, prompts)
+    call = {name: [value] * 2 if name == "negative_prompt" else value for name, value in tiny.call.items()}
+    latents = start / denoiser.initial_std  # the pipeline multiplies what it is given by its first level
+    plain = tiny.fresh()(prompt=prompts, latents=latents, num_inference_steps=6, output_type="pt", **call).images
+    assert float((ours - plain).abs().max()) < 5e-3
+    assert float((ours - plain).abs().max()) > 0.0

@@ -12,7 +12,16 @@ from .conditioned import VIDEO, picture
 from .images import SANA, shifted_scheduler
 from .recent import LTX2, ltx2_parts, motif_video_transformer
 from .tiny import Tiny
-from .videos import hunyuan_video_parts, sana_video_parts, unipc, wan_parts, wan_transformer
+from .videos import (
+    EXPLODING,
+    NoSafetyChecker,
+    cosmos2,
+    hunyuan_video_parts,
+    sana_video_parts,
+    unipc,
+    wan_parts,
+    wan_transformer,
+)
 
 _FILM = [picture(32, k) for k in range(5)]
 
@@ -75,6 +84,12 @@ _HUNYUAN = {
 ANIMATED: dict[str, Tiny] = {
     "LTX2ImageToVideoPipeline": Tiny(
         lambda: diffusers.LTX2ImageToVideoPipeline(**ltx2_parts()), {**LTX2, "image": picture(32), "image_crf": 0}
+    ),
+    "Cosmos2VideoToWorldPipeline": Tiny(
+        lambda: cosmos2("Cosmos2VideoToWorldPipeline", 5),
+        {**VIDEO, "num_frames": 5, "image": picture(32), "max_sequence_length": 16},
+        load=lambda: {"safety_checker": NoSafetyChecker()},
+        notes=EXPLODING,
     ),
     "LucyEditPipeline": Tiny(_lucy, {**VIDEO, "video": _FILM, "max_sequence_length": 16}),
     "ChronoEditPipeline": Tiny(

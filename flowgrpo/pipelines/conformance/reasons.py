@@ -5,7 +5,7 @@ from __future__ import annotations
 _CHUNKS = "denoises its video chunk after chunk, and each chunk sees the chunks before it: several chains of states"
 _TILES = "denoises tile after tile, each from its own noise: several chains of states"
 _FRAME_LEVELS = "each frame has its own noise level"
-_NO_FLOW = "its noise levels go up to 80 (EDM), where the kernels of flow matching are not valid"
+_NO_FLOW = "an EDM model whose pipeline calls its scheduler twice at each step, first for a clean prediction"
 _WITH_SOUND = "has two states, picture and sound, and takes two steps at each noise level"
 _SOUND = "makes sound only, and no reward here scores sound"
 _ITS_TRANSFORMER = "its own call fails: it reads a field that is missing in its transformer's configuration"
@@ -15,8 +15,6 @@ _EDITED = "encodes its prompt and its picture by a method of its own, so encoded
 REASONS: dict[str, str] = {
     "CosmosTextToWorldPipeline": _NO_FLOW,
     "CosmosVideoToWorldPipeline": _NO_FLOW,
-    "Cosmos2TextToImagePipeline": _NO_FLOW,
-    "Cosmos2VideoToWorldPipeline": _NO_FLOW,
     "ChromaInpaintPipeline": _ITS_TRANSFORMER,
     "EasyAnimateControlPipeline": "its own call fails: it passes an argument that its `encode_prompt` does not take",
     "JoyImageEditPipeline": _EDITED,

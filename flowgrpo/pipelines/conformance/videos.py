@@ -216,11 +216,12 @@ def _cosmos25() -> Any:
     )
 
 
-def _cosmos2_image() -> Any:
-    return diffusers.Cosmos2TextToImagePipeline(
+def cosmos2(kind: str, channels: int = 4) -> Any:
+    """A class of Cosmos-Predict2."""
+    return getattr(diffusers, kind)(
         text_encoder=parts.t5(),
         tokenizer=parts.tokenizer(),
-        transformer=cosmos_transformer(),
+        transformer=cosmos_transformer(channels=channels),
         vae=autoencoders.wan(),
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(use_karras_sigmas=True),
         safety_checker=NoSafetyChecker(),
@@ -285,6 +286,8 @@ _TEXT = {"max_sequence_length": 16}
 _SANA = {"use_resolution_binning": False, "complex_human_instruction": None}
 _FRAMELESS = {name: value for name, value in _GUIDED.items() if name != "num_frames"}
 
+EXPLODING = "predicts the noise at levels up to 80 (EDM)"
+
 VIDEOS: dict[str, Tiny] = {
     "WanPipeline": Tiny(lambda: diffusers.WanPipeline(**wan_parts(wan_transformer())), {**_GUIDED, **_TEXT}),
     "WanPipeline, 2.2 with two experts": Tiny(_wan_two_experts, {**_GUIDED, **_TEXT}),
@@ -316,7 +319,10 @@ VIDEOS: dict[str, Tiny] = {
         _cosmos25, {**_GUIDED, "max_sequence_length": 128}, load=lambda: {"safety_checker": NoSafetyChecker()}
     ),
     "Cosmos2TextToImagePipeline": Tiny(
-        _cosmos2_image, {**_FRAMELESS, **_TEXT}, load=lambda: {"safety_checker": NoSafetyChecker()}
+        lambda: cosmos2("Cosmos2TextToImagePipeline"),
+        {**_FRAMELESS, **_TEXT},
+        load=lambda: {"safety_checker": NoSafetyChecker()},
+        notes=EXPLODING,
     ),
     "SanaVideoPipeline": Tiny(
         lambda: diffusers.SanaVideoPipeline(**sana_video_parts()), {**_FRAMELESS, **_TEXT, **_SANA, "frames": 5}
