@@ -173,7 +173,9 @@ class Recorder(FlowMatchEulerDiscreteScheduler):
         return super().scale_noise(sample, timestep, noise) if pasted is None else pasted
 
     def add_noise(self, original_samples: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
-        """As `scale_noise`, as pipelines that predict noise call it."""
+        """As `scale_noise`; the solvers of the shipped scheduler may have this name for it."""
+        if self.process is None:
+            return self.scale_noise(original_samples, timesteps, noise)
         pasted = self._pasted(original_samples)
         return self._shipped.add_noise(original_samples, noise, timesteps) if pasted is None else pasted
 

@@ -71,7 +71,8 @@ def as_markdown(rows: Sequence[dict[str, Any]], made_with: dict[str, str], other
     lines = [
         "Checked with " + ", ".join(f"{name} {version}" for name, version in made_with.items()) + ", on the CPU in "
         f"float32. {count['unmodified']} classes work unmodified, and {count['adapter']} work with an entry in "
-        f"`weights/pipeline_classes.py`. {count['not yet']} of the checked classes do not work yet.",
+        f"`weights/pipeline_classes.py`. {count['not yet']} of the checked classes "
+        f"{'does' if count['not yet'] == 1 else 'do'} not work yet.",
         "",
         "| class | verdict | way of evaluation | adapter, or what is missing |",
         "| --- | --- | --- | --- |",
