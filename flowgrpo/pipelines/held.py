@@ -5,9 +5,10 @@ of the level that the next step has. A video pipeline keeps given frames clean a
 so.
 
 Here the state stays one state of flow matching. In the known part the clean value x0 is given, so the velocity is not
-predicted there: it is (x - x0) / sigma, which leads from every state to x0. After a step of any kernel, the known part
-has noise of the next level, as in the paper of RePaint (arXiv:2201.09865, Eq. 8a), and after the last step it is x0. No
-policy has an influence on it. So its ratio is 1, and its gradient and its divergence are 0.
+predicted there: it is (x - x0) / sigma, which leads from every state to x0. After a step, the known part has noise of
+the next level, as in the paper of RePaint (arXiv:2201.09865, Eq. 8a): exactly with the kernels `cps` and `ddim`, and
+with the others as nearly as they keep the level of any number. After the last step it is x0. No policy has an influence
+on it. So its ratio is 1, and its gradient and its divergence are 0.
 """
 
 from __future__ import annotations
