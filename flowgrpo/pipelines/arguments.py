@@ -28,6 +28,7 @@ FURTHER = ("mask_image", "control_image", "control_mask", "last_image", "image_r
 """Names of arguments that are pictures beside `image`, or in its place, in all classes that have them."""
 PICTURES = ("image", *FURTHER)
 """Names of arguments that are pictures, in all classes that have them."""
+_NEVER_WITHOUT = ("mask_image", "control_image", "control_mask")
 
 Parameters = Mapping[str, inspect.Parameter]
 
@@ -43,9 +44,20 @@ def accepts(parameters: Parameters, name: str) -> bool:
 
 
 def pictures_left_out(parameters: Parameters, call: Mapping[str, Any], needed: bool = False) -> list[str]:
-    """Names of the pictures that a call takes and is not given; with `needed`, only pictures without a default."""
+    """Names of the pictures that a call takes and is not given; with `needed`, see `needs_picture`."""
     names = [name for name in PICTURES if name in parameters and call.get(name) is None]
-    return [name for name in names if not needed or parameters[name].default is inspect.Parameter.empty]
+    return [name for name in names if not needed or needs_picture(parameters, name)]
+
+
+def needs_picture(parameters: Parameters, name: str) -> bool:
+    """Whether a call has an argument for a picture that it cannot do without.
+
+    For most of these arguments, diffusers has None as the default, and the call fails with it.
+    """
+    if name not in parameters:
+        return False
+    painted = name == "image" and "mask_image" in parameters
+    return parameters[name].default is inspect.Parameter.empty or name in _NEVER_WITHOUT or painted
 
 
 def did_you_mean(parameters: Parameters, name: str) -> str:
@@ -115,6 +127,15 @@ def _parts(annotation: Any) -> list[Any]:
 
 
 _UNIONS = (typing.Union, types.UnionType)
+
+
+def strength_faults(parameters: Parameters, call: Mapping[str, Any], place: str) -> Iterator[str]:
+    """A message about a strength below 1, which leaves out some of the steps; it may be the default of the class."""
+    default = parameters["strength"].default if "strength" in parameters else None
+    value = call.get("strength", default)
+    if default is not None and isinstance(value, (int, float)) and value < 1:
+        own = "" if "strength" in call else ", the default of the pipeline"
+        yield f"{place}strength is {value:g}{own}, and below 1 the pipeline leaves out some steps; write strength: 1.0"
 
 
 def size_faults(folder: Path, call: Mapping[str, Any], place: str) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..configs.schema import AnyRecipe, MaskedRecipe, Recipe, RewardConfig, TextRecipe
 from ..parts.choice import value_at
-from ..pipelines.arguments import Parameters, argument_faults, size_faults
+from ..pipelines.arguments import Parameters, argument_faults, size_faults, strength_faults
 from ..rewards.base import MissingDependency, Reward, RewardSpec
 from ..rewards.given import score_of
 from ..rewards.registry import outline, servers
@@ -227,6 +227,7 @@ def _long_prompts(folder: str, source: str, texts: list[str], call: Any, paramet
 def call_faults(folder: Path, parameters: Parameters, call: Any, place: str = "model.call.") -> Iterator[str]:
     """The faults of the arguments of a pipeline's call."""
     yield from argument_faults(parameters, call, place, "the pipeline")
+    yield from strength_faults(parameters, {**recommended_arguments(str(folder)), **call}, place)
     yield from size_faults(folder, call, place)
 
 

@@ -205,10 +205,19 @@ def test_a_class_that_needs_a_picture_asks_for_it_and_takes_it(tmp_path: Path) -
 
 @pytest.mark.slow
 def test_a_class_that_may_need_pictures_names_them_when_its_call_fails(tmp_path: Path) -> None:
+    TINY["QwenImageEditPipeline"].fresh().save_pretrained(tmp_path)
+    done = CliRunner().invoke(app, ["pipelines", "check", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "if the pipeline needs a picture, write image=PICTURE, with the path" in done.output
+
+
+@pytest.mark.slow
+def test_a_class_of_masks_asks_for_both_pictures_before_it_is_called(tmp_path: Path) -> None:
     TINY["FluxFillPipeline"].fresh().save_pretrained(tmp_path)
     done = CliRunner().invoke(app, ["pipelines", "check", str(tmp_path), "height=16", "width=16"])
-    assert done.exit_code == 1
-    assert "if the pipeline needs a picture, write image=PICTURE mask_image=PICTURE, with the path" in done.output
+    assert isinstance(done.exception, ValueError)
+    needed = f"{tmp_path}: FluxFillPipeline needs a picture; write image=PICTURE mask_image=PICTURE, with the path"
+    assert str(done.exception).startswith(needed)
 
 
 def test_one_step_is_refused() -> None:

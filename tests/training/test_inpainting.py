@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import diffusers
@@ -12,11 +13,13 @@ from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.configs.schema import Recipe
 from flowgrpo.inference.inference import evaluate_model
+from flowgrpo.pipelines.arguments import Parameters
 from flowgrpo.pipelines.capture import ConditionedPrompt
 from flowgrpo.pipelines.conformance.conditioned import mask, picture
 from flowgrpo.pipelines.conformance.conform import check_folder
 from flowgrpo.pipelines.conformance.images import sd3_parts
 from flowgrpo.pipelines.conformance.tiny import Tiny
+from flowgrpo.training.checking import call_faults
 from flowgrpo.training.data import Data, PromptStream, read_prompts, with_conditions
 from flowgrpo.training.images.conditioning import call_parameters, take_pictures
 from flowgrpo.training.session import start
@@ -106,10 +109,7 @@ def test_a_folder_is_checked_as_another_class(model: Path) -> None:
 def test_masks_are_taken_once_and_their_prompts_differ(prompts: Path, tmp_path: Path) -> None:
     rows = read_prompts(str(prompts / "p.jsonl"))
     data = Data(PromptStream(rows, 0), rows)
-    index = tmp_path / "model_index.json"
-    index.write_text(json.dumps({"_class_name": "StableDiffusion3Pipeline"}))
-    parameters = call_parameters(str(tmp_path), KIND)
-    assert parameters is not None
+    parameters = parameters_in(tmp_path)
     for _ in range(2):
         take_pictures(data, recipe_of(tmp_path, prompts), CALL, parameters)
     one, two = (row.prompt for row in data.train.rows)
@@ -119,6 +119,44 @@ def test_masks_are_taken_once_and_their_prompts_differ(prompts: Path, tmp_path: 
     assert one.call["mask_image"].convert("L").tobytes() == mask().tobytes()
     assert one.mark != two.mark
     assert data.train.rows[0].columns["mask_image"] == str(prompts / "right.png")
+
+
+def parameters_in(folder: Path) -> Parameters:
+    """Parameters of the call of `KIND`, for the folder of another class."""
+    (folder / "model_index.json").write_text(json.dumps({"_class_name": "StableDiffusion3Pipeline"}))
+    found = call_parameters(str(folder), KIND)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(("columns", "missing"), [({}, "mask_image"), ({"mask_image": "right.png"}, "image")])
+@pytest.mark.parametrize("which", ["train", "heldout"])
+def test_prompts_without_a_picture_that_the_class_cannot_do_without_are_refused(
+    which: str, columns: dict[str, str], missing: str, prompts: Path, tmp_path: Path
+) -> None:
+    """The class has None as the default of both pictures."""
+    (tmp_path / "p.jsonl").write_text(json.dumps({"prompt": "a cup", **columns}) + "\n")
+    mask().save(tmp_path / "right.png")
+    recipe = recipe_of(tmp_path, prompts, f"data.{which}={tmp_path / 'p.jsonl'}")
+    files = (recipe.data.train, str(recipe.data.heldout))
+    train, heldout = (read_prompts(file) for file in files)
+    data, call = Data(PromptStream(train, 0), heldout), dict(CALL)
+    with pytest.raises(ValueError, match=rf"needs .*for each prompt.*p\.jsonl.* a column `{missing}`"):
+        take_pictures(data, recipe, call, parameters_in(tmp_path))
+    one = picture()
+    take_pictures(data, recipe, {**call, "image": one, "mask_image": mask()}, parameters_in(tmp_path))
+
+
+def test_a_strength_below_1_is_refused_also_where_it_is_the_default(tmp_path: Path) -> None:
+    parameters = parameters_in(tmp_path)
+    given = {name: value for name, value in CALL.items() if name != "strength"}
+    assert list(call_faults(tmp_path, parameters, CALL)) == []
+    [fault] = call_faults(tmp_path, parameters, given)
+    assert re.match(r"model\.call\.strength is 0\.6, the default of the pipeline, .*write strength: 1\.0", fault)
+    [fault] = call_faults(tmp_path, parameters, {**given, "strength": 0.9})
+    assert fault.startswith("model.call.strength is 0.9, and below 1")
+    (tmp_path / "flowgrpo.json").write_text(json.dumps({"call": {"strength": 1.0}}))
+    assert list(call_faults(tmp_path, parameters, given)) == []
 
 
 @pytest.mark.parametrize(

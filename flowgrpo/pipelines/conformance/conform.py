@@ -22,7 +22,7 @@ from ...weights.pipeline_classes import ADAPTERS
 from ...weights.pipeline_folders import check_pipeline_folder, named_pipeline
 from ...weights.precision import in_dtype
 from ...weights.saving import left_out, local_folder
-from ..arguments import argument_faults, pictures_left_out, size_faults
+from ..arguments import argument_faults, pictures_left_out, size_faults, strength_faults
 from ..pictures import A_FILE
 from .animated import ANIMATED
 from .checks import CHECKS
@@ -212,8 +212,9 @@ def check_folder(
         raise ValueError(f"device is {device!r}; use cpu, cuda, or cuda:1 for the second of several") from None
     if Path(path).is_dir():
         known = check_pipeline_folder(Path(path), pipeline)
-        faults = [] if known is None else list(argument_faults(_parameters(known), call, "", known.__name__))
-        if faults := [*faults, *size_faults(Path(path), call, "")]:
+        taken = _parameters(known)
+        faults = [] if known is None else list(argument_faults(taken, call, "", known.__name__))
+        if faults := [*faults, *strength_faults(taken, call, ""), *size_faults(Path(path), call, "")]:
             raise ValueError("\n".join(faults))
     source = local_folder(path)
     owner = pipeline or str(read_json_object(Path(source) / "model_index.json").get("_class_name"))

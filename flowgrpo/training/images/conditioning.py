@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...configs.schema import Recipe
-from ...pipelines.arguments import FURTHER, PICTURES, Parameters, accepts
+from ...pipelines.arguments import FURTHER, PICTURES, Parameters, accepts, needs_picture
 from ...pipelines.pictures import Picture
 from ...weights.pipeline_folders import pipeline_class
 from ..data import IMAGE, Data, PromptRow, with_conditions, with_pictures
@@ -96,18 +96,19 @@ def illustrated(
     if source is not None:
         rows = with_conditions(rows, source, further)
     for name in further:
-        needed = parameters[name].default is inspect.Parameter.empty and name not in call
+        needed = needs_picture(parameters, name) and call.get(name) is None
         if needed and not all(name in row.conditions for row in rows):
+            file = "write a prompt file with" if source is None else f"give {source}"
             raise ValueError(
-                f"the pipeline needs `{name}` for each prompt; give the prompt file a column `{name}` with paths of "
-                f"pictures, or set model.call.{name} to one picture for all prompts"
+                f"the pipeline needs `{name}` for each prompt; {file} a column `{name}` with paths of pictures, or set "
+                f"model.call.{name} to one picture for all prompts"
             )
     if IMAGE not in parameters:
         if source is None and any(row.pictures for row in rows):
             raise ValueError("the pipeline takes no picture; leave out --image")
         return rows
     found = rows if source is None else with_pictures(rows, source)
-    needed = parameters[IMAGE].default is inspect.Parameter.empty and IMAGE not in call
+    needed = needs_picture(parameters, IMAGE) and call.get(IMAGE) is None
     if needed and not all(row.pictures for row in found):
         how = (
             "and none is given; name one with --image"
