@@ -243,7 +243,7 @@ def load_flow_task(
     critic = None
     if recipe.critic is not None:
         critic = Critic(
-            recipe.critic, policy.denoiser.probe.latent_shape, cache.features, data.train.rows[0].text,
+            recipe.critic, policy.denoiser.probe.latent_shape, cache.features, shown[0],
             seed=recipe.run.seed, device=policy.device,
         )  # fmt: skip
     plan_for = planner(recipe, levels_of(recipe, policy.denoiser.probe.sigmas))

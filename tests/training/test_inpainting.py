@@ -58,9 +58,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def recipe_of(model: Path, prompts: Path, *more: str) -> Recipe:
+def recipe_of(model: Path, prompts: Path, *more: str, base: str = "mixgrpo") -> Recipe:
     return load_recipe(
-        "mixgrpo",
+        base,
         [
             f"model={{path: {model}, pipeline: {KIND}, call: {json.dumps(CALL)}}}",
             f"data={{train: {prompts / 'p.jsonl'}, heldout: {prompts / 'p.jsonl'}}}",
@@ -97,6 +97,14 @@ def test_a_run_with_a_mask_for_each_prompt(model: Path, prompts: Path, tmp_path:
         getattr(diffusers, KIND).from_pretrained(result)
     last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     assert evaluate_model(str(run), load_recipe(run / "config.yaml"))["kept"][0] == last["eval/kept"]
+
+
+@pytest.mark.slow
+def test_a_critic_learns_from_prompts_with_pictures(model: Path, prompts: Path, tmp_path: Path) -> None:
+    recipe = recipe_of(model, prompts, base="ac_flow")
+    start(recipe, tmp_path / "run").trainer(Silent()).train()
+    first = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
+    assert first["critic/error"] > 0.0
 
 
 @pytest.mark.slow
