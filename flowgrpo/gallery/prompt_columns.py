@@ -13,6 +13,8 @@ from .page_files import copy_by_content
 
 SIDES = ("height", "width")
 """Columns that a recipe reads by these names, as it does `image`."""
+FURTHER = ("mask_image", "control_image", "control_mask", "last_image", "image_reference", "reference_image")
+"""Columns of further pictures for the pipeline, which a recipe reads by these names."""
 PICTURES = IMAGE_SUFFIXES | {".bmp", ".tif", ".tiff"}
 """Endings of pictures of prompts. Pages show the last three by their copies only."""
 _DIGITS = 24  # of the content's hash, in the name of a run's copy of a picture
@@ -34,21 +36,26 @@ class PromptColumns:
     def of(
         self, prompt: str, messages: Sequence[dict[str, str]], values: Mapping[str, Any], copies: Sequence[Path]
     ) -> dict[str, Any]:
-        """Return `prompt`, a conversation if it was one; and `image`, `height` and `width`, where the prompt has them.
+        """Return `prompt`, a conversation if it was one; and `image`, the columns of further pictures, `height` and
+        `width`, where the prompt has them.
 
         Args:
             prompt: the prompt, or the message of a conversation that was answered.
             messages: the conversation; empty for a plain prompt.
             values: the other columns of the prompt file.
-            copies: the copies of the prompt's pictures that a run keeps beside its samples.
+            copies: the copies of the prompt's pictures that a run keeps beside its samples: first those of `image`,
+                then the further ones in the order of `FURTHER`.
 
         Raises:
             ValueError: a picture of the prompt is missing.
         """
         row: dict[str, Any] = {"prompt": list(messages) or prompt}
-        if pictures := self._pictures(prompt, values.get("image"), copies):
-            paths = [copy_by_content(picture, digest_of(picture), self._place) for picture in pictures]
-            row["image"] = paths if isinstance(values.get("image"), list) or len(paths) > 1 else paths[0]
+        further = _further(values, copies)
+        parts = {"image": copies[: len(copies) - len(further)] if copies else copies, **further}
+        for name, own in parts.items():
+            if pictures := self._pictures(prompt, values.get(name), own):
+                paths = [copy_by_content(picture, digest_of(picture), self._place) for picture in pictures]
+                row[name] = paths if isinstance(values.get(name), list) or len(paths) > 1 else paths[0]
         return row | {side: values[side] for side in SIDES if side in values}
 
     def notes(self) -> list[str]:
@@ -68,7 +75,7 @@ class PromptColumns:
 
     def _pictures(self, prompt: str, named: Any, copies: Sequence[Path]) -> list[Path]:
         """The files of the pictures: those that the column names, if they are the run's; else the run's copies."""
-        files = [Path(str(one)) for one in (named if isinstance(named, list) else [named]) if one]
+        files = _files(named)
         if copies and len(files) in (0, len(copies)):
             where: list[Path | None] = [*files] or [None] * len(copies)
             return [self._one(prompt, file, copy) for file, copy in zip(where, copies)]
@@ -87,6 +94,23 @@ class PromptColumns:
             raise ValueError(f"the picture {file or copy} of the prompt {prompt!r:.80} is missing; {FROM_HERE}")
         self._small.add(copy)
         return copy
+
+
+def _files(named: Any) -> list[Path]:
+    return [Path(str(one)) for one in (named if isinstance(named, list) else [named]) if one]
+
+
+def _further(values: Mapping[str, Any], copies: Sequence[Path]) -> dict[str, Sequence[Path]]:
+    """The columns of further pictures that the pipeline was given, with the copy of each."""
+    named = {name: Path(value) for name in FURTHER if isinstance(value := values.get(name), str) and value}
+    if not copies:
+        return dict.fromkeys(named, ())
+    if len(_files(values.get("image"))) + len(named) == len(copies):
+        return {name: [copy] for name, copy in zip(named, copies[len(copies) - len(named) :])}
+    # The pipeline was not given all of these columns. Rewards may read the others.
+    found = {name: digest_of(file)[:_DIGITS] for name, file in named.items() if file.is_file()}
+    kept = {copy.stem: copy for copy in copies}
+    return {name: [kept[digest]] for name, digest in found.items() if digest in kept}
 
 
 def digest_of(file: Path) -> str:

@@ -19,11 +19,11 @@ def write_scored_pairs(folder: Path, out: Path, reward: str | None, gap: float) 
     Samples are compared if one model made them at once for one prompt. Of a run, only training samples are taken, so
     that no held-out prompt becomes a training prompt. Completions that were cut at the longest length are left out.
 
-    The rows have `prompt` (a conversation if it was one), `image` with copies of the prompt's pictures, `height` and
-    `width`, each where the prompt has it; `chosen_score` and `rejected_score`; and `column_NAME` for each other column
-    of the prompt file. The rows of images are in `metadata.jsonl`, with `chosen_file_name` and `rejected_file_name`,
-    and each image is copied once. If there are videos, a row has `chosen_frames` and `rejected_frames`. The rows of
-    text are in `data.jsonl`, with `chosen` and `rejected`.
+    The rows have `prompt` (a conversation if it was one), `image`, `mask_image` and so on with copies of the prompt's
+    pictures, `height` and `width`, each where the prompt has it; `chosen_score` and `rejected_score`; and `column_NAME`
+    for each other column of the prompt file. The rows of images are in `metadata.jsonl`, with `chosen_file_name` and
+    `rejected_file_name`, and each image is copied once. If there are videos, a row has `chosen_frames` and
+    `rejected_frames`. The rows of text are in `data.jsonl`, with `chosen` and `rejected`.
 
     Args:
         folder: what `flowgrpo evaluate --out` has written, or a run.

@@ -18,13 +18,13 @@ from .voted_samples import VotedSamples
 def write_preferences(folders: Sequence[Path], path: Path, out: Path) -> tuple[Path, list[str]]:
     """Write the preferences among these runs as a folder that `datasets.load_dataset` reads.
 
-    A row has `prompt` (a conversation if it was one), `image` with copies of the prompt's pictures, `height` and
-    `width`, each where the prompt has it; `chosen`, `rejected` and `seed`; `chosen_run`, `chosen_iteration`,
-    `rejected_run` and `rejected_iteration`; `session` and `time`; and `column_NAME` for each other column of the prompt
-    file. The rows of text are in `data.jsonl`. The rows of images are in `metadata.jsonl`, and each image is copied
-    once. Such a row has `chosen_file_name` and `rejected_file_name`, which the reader `imagefolder` opens as `chosen`
-    and `rejected`. If there are videos, it has `chosen_frames` and `rejected_frames`: how many stand side by side in
-    the image, 1 for a picture.
+    A row has `prompt` (a conversation if it was one), `image`, `mask_image` and so on with copies of the prompt's
+    pictures, `height` and `width`, each where the prompt has it; `chosen`, `rejected` and `seed`; `chosen_run`,
+    `chosen_iteration`, `rejected_run` and `rejected_iteration`; `session` and `time`; and `column_NAME` for each other
+    column of the prompt file. The rows of text are in `data.jsonl`. The rows of images are in `metadata.jsonl`, and
+    each image is copied once. Such a row has `chosen_file_name` and `rejected_file_name`, which the reader
+    `imagefolder` opens as `chosen` and `rejected`. If there are videos, it has `chosen_frames` and `rejected_frames`:
+    how many stand side by side in the image, 1 for a picture.
 
     Returns:
         The folder, and lines that say what was left out, and which pictures of prompts may not be the files that the

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from flowgrpo.gallery.prompt_columns import PICTURES
+from flowgrpo.gallery.prompt_columns import FURTHER, PICTURES
 from flowgrpo.gallery.scored_pairs import write_scored_pairs
+from flowgrpo.pipelines import arguments
 from flowgrpo.pipelines.pictures import ENDINGS, Picture
 from flowgrpo.training.data import PromptRow, read_prompts, with_given
 from flowgrpo.training.folder.prompt_pictures import PromptPictures
@@ -217,6 +218,32 @@ def test_a_picture_that_the_columns_do_not_name_is_taken_from_its_copy(tmp_path:
 
 def test_all_pictures_that_prompts_may_have_can_be_copied() -> None:
     assert set(ENDINGS) <= PICTURES
+    assert FURTHER == arguments.FURTHER
+
+
+@pytest.mark.parametrize(
+    ("shows", "taken"),
+    [(True, ["mask_image"]), (True, ["mask_image", "control_image"]), (False, ["control_image"]), (True, [])],
+)
+def test_a_mask_of_a_prompt_stays_the_mask(tmp_path: Path, monkeypatch: Any, shows: bool, taken: list[str]) -> None:
+    """A column that the pipeline was not given is for rewards, and stays among the other columns."""
+    monkeypatch.chdir(tmp_path)
+    names = ["image", *(name for name in ("mask_image", "control_image") if name in taken or name == "mask_image")]
+    for number, name in enumerate(names):
+        picture(tmp_path / f"{name}.png", (number, 2, 3))
+    columns = {name: f"{name}.png" for name in names if name != "image" or shows}
+    given = {name: Picture(Path(f"{name}.png")) for name in taken}
+    asked = PromptRow(0, "a cup", pictures=Picture(Path("image.png")) if shows else None, conditions=given)
+    copies = PromptPictures(tmp_path).of(asked)
+    write_run(tmp_path / "run", scored(0, [0.0, 1.0], columns=columns, pictures=copies))
+    (tmp_path / "prompts").rename(tmp_path / "run/samples/prompts")
+    _, notes = write_scored_pairs(tmp_path / "run", tmp_path / "pairs", None, 0.0)
+    (row,) = rows_of(tmp_path / "pairs")
+    wanted = [*(["image"] if shows else []), *taken]
+    assert [name for name in names if name in row] == wanted
+    for name in wanted:
+        assert (tmp_path / "pairs" / row[name]).read_bytes() == (tmp_path / f"{name}.png").read_bytes()
+    assert len(notes) == 1
 
 
 @pytest.mark.slow
