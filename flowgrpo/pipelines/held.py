@@ -112,8 +112,9 @@ class HeldParts:
                 raise changed(self._caller.pipe)
         if bool(part.all()):
             raise PipelineError(
-                f"{type(self._caller.pipe).__name__} holds the whole state, so there is nothing to generate. In a "
-                "mask, white is what is painted"
+                f"{type(self._caller.pipe).__name__} holds the whole state of the prompt {str(prompt)!r:.80}, so there "
+                "is nothing to generate. In a mask, white is what is painted, and it must be larger than one number of "
+                "the latent"
             )
         return Held(part[0], value[0], noisy=self._recorder.pastes)
 

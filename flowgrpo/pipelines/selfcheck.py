@@ -122,7 +122,8 @@ def _rollout(
     images = replay.caller.run(recorder, prompts, replay.num_steps, output_type="pt")
     if len(handed) <= last:
         name = type(replay.caller.pipe).__name__
-        raise PipelineError(f"{name} took {recorder.taken} scheduler steps instead of {replay.num_steps}")
+        why = "; if its call has a strength, set it to 1" if "strength" in replay.caller.parameters else ""
+        raise PipelineError(f"{name} took {recorder.taken} scheduler steps instead of {replay.num_steps}{why}")
     final = handed[last] if held is None else held.finished(handed[last])
     return Record(tuple(prompts), tuple(states), tuple(predictions), final, stacked(images, len(prompts)))
 

@@ -135,8 +135,14 @@ def test_prompts_have_masks_of_their_own() -> None:
 
 @pytest.mark.slow
 def test_a_mask_that_keeps_everything_is_refused() -> None:
-    with pytest.raises(RuntimeError, match=r"holds the whole state.*white is what is painted"):
+    with pytest.raises(RuntimeError, match=r"holds the whole state of the prompt 'a photo.*white is what is painted"):
         made("StableDiffusion3InpaintPipeline", mask_image=Image.new("L", (16, 16)))
+
+
+@pytest.mark.slow
+def test_steps_that_a_strength_leaves_out_are_explained() -> None:
+    with pytest.raises(RuntimeError, match=r"took 2 scheduler steps instead of 3; if its call has a strength, set it"):
+        made("StableDiffusion3InpaintPipeline", strength=0.6)
 
 
 @pytest.mark.slow
