@@ -159,23 +159,32 @@ def have_pictures(rows: Sequence[PromptRow], source: str) -> bool:
     return any(row.pictures is not None or row.columns.get(key) for row in rows)
 
 
-def with_conditions(rows: Sequence[PromptRow], source: str, names: Sequence[str]) -> list[PromptRow]:
+def with_conditions(
+    rows: Sequence[PromptRow], source: str, names: Sequence[str], stored: Sequence[PromptRow] | None = None
+) -> list[PromptRow]:
     """The prompts with the pictures of the columns `names` that there are, such as `mask_image`.
 
     A column holds one path for each prompt, or the pictures of a data set. Paths start where the paths of
     `with_pictures` start. Prompts that have the pictures already are returned unchanged.
 
+    Args:
+        rows: the prompts.
+        source: their file or data set.
+        names: the columns.
+        stored: the same prompts before `with_pictures`, after which their columns are no longer those of a data set.
+
     Raises:
         ValueError: a picture is missing or cannot be read, or some prompts have a picture and others have none. The
             message names file and line.
     """
-    found, stored = list(rows), rows[0].columns if rows else None
-    tables = stored.table.pictures if isinstance(stored, StoredColumns) else ()
+    found, read = list(rows), rows if stored is None else stored
+    first = read[0].columns if read else None
+    tables = first.table.pictures if isinstance(first, StoredColumns) else ()
     for name in names:
         if any(name in row.conditions for row in rows):
             continue
-        if name in tables or any(row.columns.get(name) for row in rows):
-            paths = _files_in(rows, source, name)
+        if name in tables or any(row.columns.get(name) for row in read):
+            paths = _files_in(read, source, name)
             found = [_conditioned(row, name, path) for row, path in zip(found, paths)]
     return found
 

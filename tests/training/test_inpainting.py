@@ -155,6 +155,25 @@ def test_prompts_without_a_picture_that_the_class_cannot_do_without_are_refused(
     take_pictures(data, recipe, {**call, "image": one, "mask_image": mask()}, parameters_in(tmp_path))
 
 
+def test_pictures_and_masks_of_a_data_set_are_taken_together(
+    prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the columns of pictures hold is known only while the columns are those of the data set."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    stored = {name: {"bytes": (prompts / f"{name}.png").read_bytes(), "path": None} for name in ("room", "right")}
+    columns = {"prompt": ["a cup"], "image": [stored["room"]], "mask_image": [stored["right"]]}
+    pyarrow = pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow.parquet").write_table(pyarrow.table(columns), tmp_path / "p.parquet")
+    recipe = recipe_of(tmp_path, prompts, f"data={{train: {tmp_path / 'p.parquet'}, heldout: null}}")
+    data = Data(PromptStream(read_prompts(recipe.data.train), 0), [])
+    for _ in range(2):
+        take_pictures(data, recipe, CALL, parameters_in(tmp_path))
+    (row,) = data.train.rows
+    assert [picture.path.read_bytes() for picture in (*row.shown, row.conditions["mask_image"])] == [
+        kept["bytes"] for kept in stored.values()
+    ]
+
+
 def test_a_strength_below_1_is_refused_also_where_it_is_the_default(tmp_path: Path) -> None:
     parameters = parameters_in(tmp_path)
     given = {name: value for name, value in CALL.items() if name != "strength"}

@@ -94,7 +94,8 @@ def illustrated(
     """
     further = [name for name in FURTHER if name in parameters]
     if source is not None:
-        rows = with_conditions(rows, source, further)
+        pictured = with_pictures(rows, source) if IMAGE in parameters else rows
+        rows = with_conditions(pictured, source, further, rows)
     for name in further:
         needed = needs_picture(parameters, name) and call.get(name) is None
         if needed and not all(name in row.conditions for row in rows):
@@ -107,9 +108,8 @@ def illustrated(
         if source is None and any(row.pictures for row in rows):
             raise ValueError("the pipeline takes no picture; leave out --image")
         return rows
-    found = rows if source is None else with_pictures(rows, source)
     needed = needs_picture(parameters, IMAGE) and call.get(IMAGE) is None
-    if needed and not all(row.pictures for row in found):
+    if needed and not all(row.pictures for row in rows):
         how = (
             "and none is given; name one with --image"
             if source is None
@@ -119,7 +119,7 @@ def illustrated(
             f"the pipeline needs a picture for each prompt, {how}, or set model.call.{IMAGE} to one picture for all "
             "prompts"
         )
-    several = next((row for row in found if isinstance(row.pictures, tuple)), None)
+    several = next((row for row in rows if isinstance(row.pictures, tuple)), None)
     if several is not None and _takes_one(parameters[IMAGE], parameters):
         write = "write one path" if source is not None else "give one --image"
         count = len(several.shown)
@@ -127,7 +127,7 @@ def illustrated(
             f"{several.place or 'the prompt'}: {count} picture{'s' * (count > 1)} in a list, but this pipeline takes "
             f"one picture; {write}"
         )
-    return found
+    return rows
 
 
 def _takes_one(parameter: inspect.Parameter, parameters: Parameters) -> bool:
