@@ -271,10 +271,13 @@ def _rewards(conversion: Conversion) -> None:
     names = ([model] if model else []) + names
     weights = settings.value("reward_weights")
     listed = weights if isinstance(weights, list) else []
-    if weights is not None and len(listed) != max(len(names), 1):
-        raise settings.wrong("reward_weights", f"a list of {max(len(names), 1)} numbers, one for each reward")
+    if not names:
+        # A GRPOConfig has the weights of reward functions that only the program names.
+        names = [f"reward_{number + 1}" for number in range(len(listed))] if len(listed) > 1 else ["reward"]
+    if weights is not None and len(listed) != len(names):
+        raise settings.wrong("reward_weights", f"a list of {len(names)} numbers, one for each reward")
     entries: list[dict[str, Any]] = []
-    for number, name in enumerate(names or ["reward"]):
+    for number, name in enumerate(names):
         weight = listed[number] if number < len(listed) else 1.0
         share = ForeignSettings({"reward_weights": weight}, {}, settings.place).number("reward_weights") or 0.0
         entry = entry_of(conversion, name, OF_TRL.get(name), share, notes)

@@ -178,6 +178,15 @@ def test_training_args_alone_need_a_model_and_rewards(tmp_path: Path) -> None:
     assert any("say it with --gpus" in line for line in told)
 
 
+def test_weights_of_functions_that_only_the_program_names_are_kept(tmp_path: Path) -> None:
+    recipe, lines = converted(tmp_path, reward_funcs=None, reward_weights=[1.0, 0.5])
+    assert [(reward.name, reward.weight) for reward in recipe.rewards] == [
+        ("my_rewards.py:reward_1", 1.0),
+        ("my_rewards.py:reward_2", 0.5),
+    ]
+    assert any("reward reward_2: no reward here does this; write `def reward_2(" in line for line in lines)
+
+
 @pytest.mark.parametrize(
     ("text", "score"),
     [
