@@ -299,7 +299,7 @@ def hub_set(settings: ForeignSettings, split: str) -> str | None:
     name, config = settings.text("dataset_name"), settings.text("dataset_config")
     if name is None or settings.value("datasets") or re.fullmatch(r"[\w.-]+/[\w.-]+", name) is None:
         return None
-    if Path(name).exists():
+    if Path(name).exists() or name.endswith(ENDINGS):  # a file, also where it is not there yet
         return None
     return f"{HUB}{name}?split={split}" + (f"&config={config}" if config else "")
 

@@ -187,6 +187,13 @@ def test_weights_of_functions_that_only_the_program_names_are_kept(tmp_path: Pat
     assert any("reward reward_2: no reward here does this; write `def reward_2(" in line for line in lines)
 
 
+def test_a_file_of_prompts_is_no_data_set_of_the_hub(tmp_path: Path) -> None:
+    name = "prompts/sums.jsonl"
+    recipe, lines = converted(tmp_path, dataset_name=name)
+    assert (recipe.data.train, recipe.data.heldout) == (name, "prompts/heldout.jsonl")
+    assert any("write held-out prompts into prompts/heldout.jsonl" in line for line in lines)
+
+
 @pytest.mark.parametrize(
     ("text", "score"),
     [
