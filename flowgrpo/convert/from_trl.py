@@ -234,7 +234,8 @@ def length_settings(conversion: Conversion, steps: int) -> None:
     if total > 0:
         note = f"{steps} optimizer steps in an iteration" if steps > 1 else ""
         conversion.carry("max_steps", "run.iterations", max(-(-total // steps), 1), note)
-        conversion.used("num_train_epochs")
+        if settings.has("num_train_epochs"):
+            conversion.ignore("num_train_epochs", "max_steps sets the length, there too")
     else:
         prompts = conversion.recipe["rollout"]["prompts"]
         times = "the number of epochs" if epochs is None else f"{epochs:g}"

@@ -194,6 +194,12 @@ def test_a_file_of_prompts_is_no_data_set_of_the_hub(tmp_path: Path) -> None:
     assert any("write held-out prompts into prompts/heldout.jsonl" in line for line in lines)
 
 
+def test_epochs_beside_a_number_of_steps_are_listed(tmp_path: Path) -> None:
+    recipe, lines = converted(tmp_path, num_train_epochs=3)
+    assert recipe.run.iterations == 100
+    assert "  num_train_epochs 3: max_steps sets the length, there too" in lines
+
+
 @pytest.mark.parametrize(
     ("text", "score"),
     [
