@@ -143,7 +143,7 @@ def size_faults(folder: Path, call: Mapping[str, Any], place: str) -> Iterator[s
 
     Some classes round them silently.
     """
-    unit = size_unit(folder)
+    unit, most = size_unit(folder), largest_side(folder)
     for name in ("height", "width"):
         value = call.get(name)
         if type(value) is not int:
@@ -154,6 +154,9 @@ def size_faults(folder: Path, call: Mapping[str, Any], place: str) -> Iterator[s
             below, above = value - value % unit, value - value % unit + unit
             near = f"{below} or {above}" if below else str(above)
             yield f"{place}{name} is {value}, but this pipeline makes only multiples of {unit}; write {near}"
+        elif most and value > most:
+            said = f"this pipeline makes at most {most} pixels a side; write {most} or less"
+            yield f"{place}{name} is {value}, but {said}"
     frames = call.get("num_frames")
     if type(frames) is int and (fault := _frames_fault(folder, frames)):
         yield f"{place}num_frames is {frames}{fault}"
@@ -214,6 +217,16 @@ def size_unit(folder: Path) -> int | None:
     latent = vae.get("latent_channels")
     packed = patch == 1 and type(latent) is int and denoiser.get("in_channels") == 4 * latent
     return scale * (2 if packed else patch)
+
+
+def largest_side(folder: Path) -> int | None:
+    """Longest side in pixels that a pipeline has positions for; None if it has no such limit, or none is told.
+
+    Other classes than Stable Diffusion 3 read `pos_embed_max_size` in other ways.
+    """
+    denoiser, unit = _config(folder / "transformer"), size_unit(folder)
+    most = denoiser.get("pos_embed_max_size") if denoiser.get("_class_name") == "SD3Transformer2DModel" else None
+    return most * unit if type(most) is int and unit else None
 
 
 def frames_unit(folder: Path) -> int | None:

@@ -11,6 +11,7 @@ import torch
 from flowgrpo.pipelines.arguments import argument_faults, frames_unit, refuse_other_size, size_faults
 from flowgrpo.pipelines.conformance.conform import TINY
 from flowgrpo.pipelines.denoiser import Denoiser
+from flowgrpo.training.model_paths import embedded_pipeline
 
 
 def call(
@@ -105,6 +106,13 @@ def test_a_number_of_frames_that_cannot_be_made_is_found_in_the_configurations(
     found = list(size_faults(tmp_path, {"num_frames": frames}, "model.call."))
     assert len(found) == (0 if said is None else 1), found
     assert said is None or said in found[0]
+
+
+def test_a_side_for_which_the_pipeline_has_no_positions_is_told():
+    folder = embedded_pipeline()
+    assert not list(size_faults(folder, {"height": 64, "width": 64}, "model.call."))
+    (found,) = size_faults(folder, {"height": 72, "width": 64}, "model.call.")
+    assert found == "model.call.height is 72, but this pipeline makes at most 64 pixels a side; write 64 or less"
 
 
 @pytest.mark.slow

@@ -142,12 +142,12 @@ def test_buckets_are_checked_before_a_model_loads(tmp_path: Path, command: Comma
 
 
 def test_plan_counts_sizes_and_estimates_the_largest(tmp_path: Path, command: Command):
-    source = written(tmp_path, *[{"height": 32, "width": 64}] * 3, *[{"height": 96, "width": 64}] * 2, {})
+    source = written(tmp_path, *[{"height": 32, "width": 64}] * 3, *[{"height": 64, "width": 48}] * 2, {})
     words = [f"data.train={source}", "data.heldout=null", "rollout.prompts=2", "rewards=[{name: jpeg_compressibility}]"]
     status, output, errors = command("plan", "mixgrpo_guard", *words, "--gpu", "h100")
     assert status == 0, errors
-    assert "training prompts by size (height × width): 32 × 64: 3, 96 × 64: 2, the size of the call: 1" in output
-    assert "the estimate is for the largest size of a prompt, 96 × 64" in output
+    assert "training prompts by size (height × width): 32 × 64: 3, 64 × 48: 2, the size of the call: 1" in output
+    assert "the estimate is for the largest size of a prompt, 64 × 48" in output
     status, rounded, _ = command("plan", "mixgrpo_guard", *words, "data.buckets=[[32, 64]]")
     assert "32 × 64: 5, the size of the call: 1" in rounded
     status, plain, _ = command("plan", "mixgrpo_guard", *words[1:])
@@ -156,12 +156,12 @@ def test_plan_counts_sizes_and_estimates_the_largest(tmp_path: Path, command: Co
 
 def test_the_largest_size_and_the_counts(tmp_path: Path):
     rows = sized(
-        read_prompts(written(tmp_path, {"height": 32, "width": 96}, {"height": 48, "width": 48}, {}, {})),
+        read_prompts(written(tmp_path, {"height": 48, "width": 64}, {"height": 40, "width": 40}, {}, {})),
         image_recipe(), str(embedded_pipeline()), CALL, SIDES,
     )  # fmt: skip
-    assert largest(rows) == (32, 96)
+    assert largest(rows) == (48, 64)
     assert largest(rows[2:]) is None
-    assert size_counts(rows) == {None: 2, (32, 96): 1, (48, 48): 1}
+    assert size_counts(rows) == {None: 2, (48, 64): 1, (40, 40): 1}
 
 
 @pytest.mark.parametrize(
