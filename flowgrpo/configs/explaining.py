@@ -66,10 +66,20 @@ WORDS = {
 OFF = {"evaluate": "write data.heldout=null to train without evaluations"}
 """How to do without a section that cannot be null."""
 
+NEVER = {
+    "evaluate.every": OFF["evaluate"],
+    "evaluate.quick.every": "write evaluate.quick=null to leave these evaluations out",
+    "run.sample_every": "write run.iterations or more to save those of the first iteration alone",
+    "run.checkpoint_every": "write run.iterations or more for none in between but those of run.checkpoint_minutes",
+}
+"""How to switch off what comes every so many iterations. Other tools take 0 or a number below it for this."""
+
 
 def _instead(fault: Mapping[str, Any], schema: type[BaseModel]) -> str:
-    """What to write in place of one value where a section or a list belongs; empty for other faults."""
+    """What to write in place of one value where something else belongs; empty for other faults."""
     given, place = fault.get("input"), ".".join(str(part) for part in fault["loc"])
+    if fault["type"] == "greater_than_equal" and place in NEVER:
+        return f"; {NEVER[place]}"
     if fault["type"] == "missing" and fault["loc"] == ("rewards",):
         return "; write `rewards: [{name: …}]`, or `base: default` to begin with a recipe that has rewards"
     if fault["type"] == "model_type" and given is None:
