@@ -252,7 +252,12 @@ class Remote:
 
 def _what_is_served(body: bytes) -> tuple[Declaration, wire.WireLimits]:
     """The reward and the limits that a server has told."""
-    told = json.loads(body)
+    try:
+        told = json.loads(body)
+    except (ValueError, RecursionError):
+        told = None
+    if not isinstance(told, dict) or "version" not in told:
+        raise ValueError("another program answers there; give the address that `flowgrpo rewards serve` printed")
     if told["version"] != wire.VERSION:
         raise ValueError(f"it speaks version {told['version']!r}, but this client speaks version {wire.VERSION}")
     return Declaration.from_json(told["declaration"]), wire.WireLimits(**told["limits"])

@@ -318,12 +318,14 @@ def test_the_token_is_sent_and_asked_for(serve, monkeypatch):
 @pytest.mark.parametrize(
     ("told", "message"),
     [
-        (b"", "Expecting value"),
-        (b"[]", "list indices"),
+        (b"", "another program answers there; give the address that `flowgrpo rewards serve` printed"),
+        (b"<html>", "another program answers there"),
+        (b"[]", "another program answers there"),
+        (b"{}", "another program answers there"),
         (b'{"version": 2}', "version 2"),
         (b'{"version": 1, "declaration": {}, "limits": {}}', "does not declare a reward"),
         (b'{"version": 1, "declaration": null, "limits": {}}', "does not declare a reward"),
-        (b"[" * 100_000, "not a usable server"),
+        (b"[" * 100_000, "not a usable server of a reward: another program answers there"),
     ],
 )
 def test_what_is_no_server_of_a_reward_is_refused(monkeypatch, told, message):
