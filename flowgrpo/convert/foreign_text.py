@@ -29,12 +29,18 @@ def read_source(path: Path) -> str:
     """The text of a file of another tool.
 
     Raises:
-        ValueError: the path is not a file, or the file is too long, not text, or a pickle.
+        ValueError: the path is not a file, or the file is too long, not text, a pickle or a shell script.
     """
     if path.suffix in (".bin", ".pt", ".pkl", ".pickle"):
         raise ValueError(
             f"{path} is a pickle, and reading a pickle runs the code in it; write the settings as JSON, for TRL with "
             "`print(training_args.to_json_string())`, and convert that file"
+        )
+    if path.suffix in (".sh", ".bash", ".slurm", ".sbatch"):
+        raise ValueError(
+            f"{path} is a shell script, and convert reads configurations; write the options of its `trl` command into "
+            "a YAML file, as learning_rate: 1.0e-5 for --learning_rate 1e-5. For a script of DanceGRPO, begin with the "
+            "recipe dance_grpo@published"
         )
     if not path.exists():
         raise ValueError(f"there is no file {str(path)!r}; give the configuration file of another tool")

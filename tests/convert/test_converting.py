@@ -182,6 +182,7 @@ def test_code_of_another_tool_is_never_named_in_a_recipe(folder: Path) -> None:
         ("[1, 2]", "a.json", "not a mapping"),
         ("{", "a.json", "not JSON"),
         ("x", "training_args.bin", "pickle"),
+        ("trl grpo --beta 0", "run.sh", "is a shell script, and convert reads configurations"),
         ("a: &a [*a]", "a.yaml", "a.yaml"),
         ("[" * 200, "a.yaml", "levels deep"),
         ("1: 2\n", "a.yaml", "not text"),
