@@ -222,6 +222,8 @@ def _run(session: Session, reporter: ConsoleReporter, stop: Stop, resume: bool) 
         reporter.say(f"trained weights: {session.run.path / session.task.result}")
         if page is not None:
             reporter.say(f"gallery: {page}")
+        elif session.run.index.exists():
+            reporter.say(f"gallery: not made without held-out prompts; `flowgrpo gallery {session.run.path}` makes one")
 
 
 app.command()(watch)

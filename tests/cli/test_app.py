@@ -335,3 +335,13 @@ def test_warnings_of_the_package_are_shown_while_a_run_waits(tmp_path: Path) -> 
     assert said == ["it does not answer"]
     assert (tmp_path / "run.log").read_text().endswith("warning: somebody: else\n")
     assert "does not answer" not in (tmp_path / "run.log").read_text()
+
+
+@pytest.mark.slow
+def test_a_run_without_held_out_prompts_says_how_its_gallery_is_made(command: Command) -> None:
+    small = ["data.heldout=null", "rollout.prompts=1", "rollout.group=2", "run.iterations=1"]
+    status, output, _ = command("train", "text", *small, "--out", "run")
+    assert status == 0
+    assert "gallery: not made without held-out prompts; `flowgrpo gallery run` makes one" in " ".join(output.split())
+    assert command("gallery", "run")[0] == 0
+    assert Path("run/gallery/index.html").exists()
