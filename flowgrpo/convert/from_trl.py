@@ -204,11 +204,13 @@ def optimizer_settings(conversion: Conversion) -> None:
     conversion.carry(["adam_beta1", "adam_beta2"], "optimizer.betas", betas)
     conversion.follow("no average of the weights", "optimizer.ema", None)
     schedule = settings.text("lr_scheduler_type") or "linear"
-    if schedule not in SCHEDULES:
+    if schedule in SCHEDULES:
+        conversion.carry("lr_scheduler_type", "optimizer.schedule", SCHEDULES[schedule])
+    else:
         conversion.lose(
             "lr_scheduler_type", f"optimizer.schedule is {', '.join(dict.fromkeys(SCHEDULES.values()))} or inverse"
         )
-    conversion.carry("lr_scheduler_type", "optimizer.schedule", SCHEDULES.get(schedule, "linear"))
+        conversion.follow("a schedule that is not known", "optimizer.schedule", "linear")
     name = settings.text("optim") or "adamw_torch"
     if not name.startswith("adamw") or "bit" in name:
         conversion.lose("optim", "AdamW in float32 moves the weights here")

@@ -141,14 +141,14 @@ def with_pictures(rows: Sequence[PromptRow], source: str) -> list[PromptRow]:
         return list(rows)
     stored = rows[0].columns if rows else None
     if isinstance(stored, StoredColumns) and key in stored.table.pictures:
-        return [_pictured(row, pictures) for row, pictures in zip(rows, _files_in(rows, source, key))]
+        return [_pictured(row, pictures) for row, pictures in zip(rows, _files_in(rows, source, key, lists=True))]
     if named.image is not None and not any(key in row.columns for row in rows):
         there = stored.table.pictures if isinstance(stored, StoredColumns) else ()
         listed = f"; its columns of pictures are {', '.join(there)}" if there else ""
         raise ValueError(f"{source}: there is no column {key!r:.80}{listed}")
     if not any(row.columns.get(key) for row in rows):
         return list(rows)
-    return [_pictured(row, pictures) for row, pictures in zip(rows, _files_in(rows, source, key))]
+    return [_pictured(row, pictures) for row, pictures in zip(rows, _files_in(rows, source, key, lists=True))]
 
 
 def have_pictures(rows: Sequence[PromptRow], source: str) -> bool:
@@ -239,12 +239,15 @@ def _alone(row: PromptRow, column: str, path: Path | list[Path]) -> GivenImage:
     return GivenImage(picture, frames or 1)
 
 
-def _files_in(rows: Sequence[PromptRow], source: str, key: str) -> Iterable[Path | list[Path]]:
-    """The files with the pictures of a column; pictures of a data set are written to files."""
+def _files_in(rows: Sequence[PromptRow], source: str, key: str, lists: bool = False) -> Iterable[Path | list[Path]]:
+    """The files with the pictures of a column; pictures of a data set are written to files.
+
+    `lists` says whether a prompt may have several, for the message about a path that is none.
+    """
     folder, stored = _picture_folder(prompt_source(source), source), rows[0].columns if rows else None
     if isinstance(stored, StoredColumns) and key in stored.table.pictures:
         return stored_pictures(stored.table, key, [_row_number(row) for row in rows], folder)
-    return (_paths_of(row, key, folder) for row in rows)
+    return (_paths_of(row, key, folder, lists) for row in rows)
 
 
 def _row_number(row: PromptRow) -> int:
@@ -258,13 +261,14 @@ def _picture_folder(named: PromptSource, source: str) -> Path | None:
     return None if named.hub else path if path.is_dir() else path.parent
 
 
-def _paths_of(row: PromptRow, key: str, folder: Path | None) -> Path | list[Path]:
+def _paths_of(row: PromptRow, key: str, folder: Path | None, lists: bool) -> Path | list[Path]:
     """The path or the paths in the column of pictures of a prompt."""
     given = row.columns.get(key)
     listed: list[Any] = given if isinstance(given, list) else [given]
     if not listed or not all(isinstance(path, str) and path for path in listed):
         raise ValueError(
-            f"{row.place}: `{key}` is {given!r}; write the path of a picture, or a list of paths, for every prompt"
+            f"{row.place}: `{key}` is {given!r}; write the path of a picture{', or a list of paths,' if lists else ''} "
+            "for every prompt"
         )
     if folder is None:
         raise ValueError(

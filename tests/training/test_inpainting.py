@@ -191,7 +191,7 @@ def test_a_strength_below_1_is_refused_also_where_it_is_the_default(tmp_path: Pa
     [
         (["right.png", "upper.png"], r"p\.jsonl, line 2: `mask_image` is a list of 2 pictures; write the path of one"),
         ("no.png", r"p\.jsonl, line 2: the picture \S*no\.png does not exist"),
-        (None, r"p\.jsonl, line 2: `mask_image` is None; write the path of a picture"),
+        (None, r"p\.jsonl, line 2: `mask_image` is None; write the path of a picture for every prompt"),
         (3, r"p\.jsonl, line 2: `mask_image` is 3; write the path of a picture"),
     ],
 )
