@@ -84,8 +84,19 @@ def test_models_that_take_a_picture_are_refused(model: str) -> None:
         random_pipeline(model, {}, torch.bfloat16, torch.device("meta"))
 
 
+EDITS = [model for model in KNOWN if KNOWN[model].inputs.get("picture_tokens")]
+
+
+@pytest.mark.parametrize("model", EDITS)
+def test_random_weights_of_a_pipeline_that_edits_pictures_are_refused(model: str) -> None:
+    with pytest.raises(
+        ValueError, match="no random weights for a pipeline that edits a picture; use the text-to-image"
+    ):
+        random_pipeline(model, {}, torch.bfloat16, torch.device("meta"))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("model", [model for model in KNOWN if model not in UNETS + WITH_PICTURES])
+@pytest.mark.parametrize("model", [model for model in KNOWN if model not in UNETS + WITH_PICTURES + EDITS])
 def test_every_known_transformer_has_a_class_that_takes_its_parts(model: str) -> None:
     """At real size on `meta`, everything that the pipeline's constructor and the first self-check need exists."""
     name, config = architecture_of(model).denoiser
