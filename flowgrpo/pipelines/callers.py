@@ -33,7 +33,8 @@ from torch import Tensor
 
 from .capture import PipelineCall, injecting, skipping_denoiser
 from .held import Held, HeldParts
-from .recorder import LoopStopped, PipelineError, Recorder, Schedule, StepHook
+from .pipeline_error import PipelineError
+from .recorder import LoopStopped, Recorder, Schedule, StepHook
 
 VARIANTS = ("direct", "inject", "relay", "slice", "fast_forward")
 OWN_TABLE = ("slice", "fast_forward")

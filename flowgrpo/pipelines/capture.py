@@ -20,8 +20,9 @@ from ..weights.borrowing import replaced
 from ..weights.pipeline_classes import Together, adapter_of
 from .arguments import accepts, did_you_mean, set_by_us
 from .encodings import encodings_of, fingerprint
+from .pipeline_error import PipelineError
 from .placement import Placement
-from .recorder import LoopStopped, PipelineError, Recorder
+from .recorder import LoopStopped, Recorder
 
 _TEXT = re.compile(r"(negative_)?prompt(_\d+)?")
 _CONDITIONING_SEED = 0

@@ -24,7 +24,8 @@ from .arguments import pictures_left_out, refuse_other_size
 from .callers import IN_STEP_LAYOUT, OWN_TABLE, VARIANTS, StateCaller, stacked
 from .capture import ConditionedPrompt, PipelineCall, company, kin, stopping_at_denoiser
 from .latents import LatentMap, encode, find_map, fitted
-from .recorder import LoopStopped, PipelineError, Recorder, Schedule, is_flow_table
+from .pipeline_error import PipelineError
+from .recorder import LoopStopped, Recorder, Schedule, is_flow_table
 from .selfcheck import exact_decoder, exact_variant, require_dependence, require_noise, rollout, stands_still
 
 

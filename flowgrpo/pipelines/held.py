@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from .capture import ConditionedPrompt, PipelineCall, skipping_denoiser
-from .recorder import LoopStopped, Paste, PipelineError, Recorder, Schedule
+from .pipeline_error import PipelineError
+from .recorder import LoopStopped, Paste, Recorder, Schedule
 
 _MARK = 1000.0
 """No state has this value."""

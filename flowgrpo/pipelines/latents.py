@@ -19,7 +19,8 @@ from PIL import Image, ImageOps
 from torch import Tensor, nn
 
 from ..weights.borrowing import replaced
-from .recorder import LoopStopped, PipelineError
+from .pipeline_error import PipelineError
+from .recorder import LoopStopped
 
 _TOLERANCE = 16.0
 """Largest error of the found way, in units of the rounding of the largest number."""

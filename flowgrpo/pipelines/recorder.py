@@ -29,10 +29,6 @@ Paste = Callable[[Tensor], Tensor]
 """(clean known part) -> what an inpainting pipeline pastes in after a step, same shape."""
 
 
-class PipelineError(RuntimeError):
-    """The pipeline cannot be replayed; use another pipeline, or another way of evaluating its states."""
-
-
 class LoopStopped(Exception):
     """Ends a pipeline call early, when the call has shown what it was made for."""
 

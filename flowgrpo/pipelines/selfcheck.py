@@ -12,7 +12,8 @@ from torch import Tensor
 from .callers import DECODERS, StateCaller, stacked
 from .capture import ConditionedPrompt, skipping_denoiser
 from .held import changed
-from .recorder import LoopStopped, PipelineError, Schedule
+from .pipeline_error import PipelineError
+from .recorder import LoopStopped, Schedule
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..pipelines.recorder import PipelineError
+from ..pipelines.pipeline_error import PipelineError
 from ..rewards.base import RewardError
 from .folder.files import explained
 

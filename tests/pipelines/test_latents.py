@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from flowgrpo.pipelines.conformance.conform import TINY
 from flowgrpo.pipelines.denoiser import Denoiser
 from flowgrpo.pipelines.latents import LatentMap, encode, encoded, find_map, fitted
-from flowgrpo.pipelines.recorder import LoopStopped, PipelineError
+from flowgrpo.pipelines.pipeline_error import PipelineError
+from flowgrpo.pipelines.recorder import LoopStopped
 
 STATE, SHAPE = (6, 4), (4, 2, 3)
 PLACE = torch.randperm(24, generator=torch.Generator().manual_seed(3))

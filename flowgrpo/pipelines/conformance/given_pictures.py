@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...weights.borrowing import replaced
 from ..latents import encoded
-from ..recorder import PipelineError
+from ..pipeline_error import PipelineError
 from .subject import Failure, NotApplicable, Subject
 
 _ROUNDING = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
