@@ -69,8 +69,8 @@ OFF = {"evaluate": "write data.heldout=null to train without evaluations"}
 NEVER = {
     "evaluate.every": OFF["evaluate"],
     "evaluate.quick.every": "write evaluate.quick=null to leave these evaluations out",
-    "run.sample_every": "write run.iterations or more to save those of the first iteration alone",
-    "run.checkpoint_every": "write run.iterations or more for none in between but those of run.checkpoint_minutes",
+    "run.sample_every": "write run.iterations or more to save samples of the first iteration alone",
+    "run.checkpoint_every": "write run.iterations or more for none in between, except by run.checkpoint_minutes",
 }
 """How to switch off what comes every so many iterations. Other tools take 0 or a number below it for this."""
 
