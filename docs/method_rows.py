@@ -13,7 +13,7 @@ import re
 import statistics
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, partial
 from importlib.util import resolve_name
@@ -194,20 +194,34 @@ class Definition:
 
 
 @cache
+def modules() -> Mapping[Path, tuple[str, ast.Module]]:
+    """The text and the tree of every module of the package."""
+    texts = {file: file.read_text(encoding="utf-8") for file in PACKAGE.rglob("*.py")}
+    return {file: (text, ast.parse(text)) for file, text in texts.items()}
+
+
+def imports(nodes: Iterable[ast.AST]) -> Iterator[ast.ImportFrom]:
+    """The statements `from … import …` among some statements and within them; expressions are not searched."""
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom):
+            yield node
+        for within in ("body", "orelse", "finalbody", "handlers", "cases"):
+            yield from imports(getattr(node, within, ()))
+
+
+@cache
 def definitions() -> Mapping[tuple[str, str], Definition]:
     """All functions and classes of the package by (module, name); the rest of a module has the name ""."""
     found = {}
-    for file in PACKAGE.rglob("*.py"):
+    for file, (text, tree) in modules().items():
         parts = file.relative_to(PACKAGE).with_suffix("").parts
         package = ".".join(["flowgrpo", *parts[:-1]])
         module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        tree = ast.parse(text := file.read_text(encoding="utf-8"))
         top = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
         known = {node.name: (module, node.name) for node in top}
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom):
-                source = resolve_name("." * node.level + (node.module or ""), package).removeprefix("flowgrpo.")
-                known |= {alias.asname or alias.name: (source, alias.name) for alias in node.names}
+        for node in imports(tree.body):
+            source = resolve_name("." * node.level + (node.module or ""), package).removeprefix("flowgrpo.")
+            known |= {alias.asname or alias.name: (source, alias.name) for alias in node.names}
         rest = [node for node in tree.body if node not in top and not isinstance(node, ast.Import | ast.ImportFrom)]
         for name, nodes in [*((node.name, [node]) for node in top), ("", rest)]:
             words = {word.id for node in nodes for word in ast.walk(node) if isinstance(word, ast.Name)}
@@ -329,13 +343,11 @@ def reached() -> tuple[Any, ...]:
     """The parts of `core` that other packages import, or that recipes choose by name."""
     found = [part for kind in KINDS.values() for part in kind.builtin.values()]
     found = [one.func if isinstance(one, partial) else one for one in found]
-    for file in PACKAGE.rglob("*.py"):
+    for file, (_, tree) in modules().items():
         package = ".".join(["flowgrpo", *file.relative_to(PACKAGE).parts[:-1]])
         if package == "flowgrpo.core":
             continue
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if not isinstance(node, ast.ImportFrom):
-                continue
+        for node in imports(tree.body):
             source = resolve_name("." * node.level + (node.module or ""), package)
             if source == "flowgrpo.core" or source.startswith("flowgrpo.core."):
                 module = importlib.import_module(source)

@@ -34,8 +34,13 @@ def test_every_run_has_its_table_with_the_counts_of_its_plan(runs: ModuleType):
             assert start in table, "run `python docs/make_standard_runs.py`"
 
 
+@pytest.mark.every
+def test_the_page_is_what_its_script_writes(runs: ModuleType):
+    assert runs.page() == PAGE, "run `python docs/make_standard_runs.py`"
+
+
 def test_rows_are_what_the_estimates_say(runs: ModuleType):
-    """Only one model is checked, because the whole page takes a minute."""
+    """Only one model is checked, because the whole page takes a minute; the test above checks it."""
     for method in ("flow_grpo", "mixgrpo_flash", "branchgrpo"):
         line = runs.row(method, f"{method}+sd35_medium+ocr", runs.SIZES)
         assert line in section("sd35_medium+ocr"), "run `python docs/make_standard_runs.py`"
