@@ -357,7 +357,7 @@ def meaning(key: str, field: FieldInfo, notes: Mapping[str, str]) -> str:
     """
     words = " ".join(filter(None, [field.description, notes.get(key)]))
     if not words:
-        raise ValueError(f"the recipe key {key} has no meaning; give its field a description in configs/schema.py")
+        raise ValueError(f"the recipe key {key} has no meaning; give its field a description in flowgrpo/configs")
     return words
 
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from ..configs.schema import LoraConfig, ModelConfig
+from ..configs.image_recipe import ModelConfig
+from ..configs.sections import LoraConfig
 from ..pipelines.architectures import FAMILIES, architecture_of, built, latent_shape
 from ..training.model_paths import DTYPES, call_arguments, model_folder
 from ..training.session import lora_spec

@@ -7,7 +7,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..configs.schema import AnyRecipe, MaskedRecipe, Recipe, RewardConfig, TextRecipe
+from ..configs.reward_sections import RewardConfig
+from ..configs.schema import AnyRecipe, MaskedRecipe, Recipe, TextRecipe
 from ..parts.choice import value_at
 from ..pipelines.arguments import Parameters, argument_faults, size_faults, strength_faults
 from ..rewards.base import MissingDependency, Reward, RewardSpec

@@ -14,7 +14,8 @@ import torch
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
-from ..configs.schema import LanguageModelConfig, MaskedModelConfig
+from ..configs.masked_recipe import MaskedModelConfig
+from ..configs.text_recipe import LanguageModelConfig
 from ..pipelines.pictures import ENDINGS, Picture
 from ..text.model_folder import check_language_folder
 from ..weights.json_files import read_json_object

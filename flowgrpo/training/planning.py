@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from ..configs.schema import AnyRecipe, MaskedRecipe, Recipe, SamplerConfig, TextRecipe
+from ..configs.image_recipe import SamplerConfig
+from ..configs.schema import AnyRecipe, MaskedRecipe, Recipe, TextRecipe
 from ..core.forward_process import levels_to_draw
 from ..core.likelihoods import Passes
 from ..core.offpolicy import rec

@@ -10,7 +10,8 @@ import torch
 from accelerate import Accelerator
 
 from ..configs.load import dump_recipe
-from ..configs.schema import AnyRecipe, LoraConfig, MaskedRecipe, Recipe, TextRecipe
+from ..configs.schema import AnyRecipe, MaskedRecipe, Recipe, TextRecipe
+from ..configs.sections import LoraConfig
 from ..configs.trust import remember_run
 from ..parts.traits import keeps_base
 from ..pipelines.acceleration import compile_blocks, use_attention

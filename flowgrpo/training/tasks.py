@@ -11,7 +11,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..configs.schema import EmaConfig, Recipe
+from ..configs.schema import Recipe
+from ..configs.sections import EmaConfig
 from ..core.addressing import address
 from ..pipelines.experience import Experience, join_experiences
 from ..pipelines.policy import FlowPolicy

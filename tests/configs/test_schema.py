@@ -6,7 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from flowgrpo.configs.load import RecipeError, load_recipe
-from flowgrpo.configs.schema import Recipe, RewardConfig
+from flowgrpo.configs.reward_sections import RewardConfig
+from flowgrpo.configs.schema import Recipe
 from flowgrpo.training.checking import check
 from flowgrpo.training.planning import forecast
 

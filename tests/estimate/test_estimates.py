@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from flowgrpo.configs.image_recipe import ModelConfig
 from flowgrpo.configs.layers import machine_of
 from flowgrpo.configs.load import load_image_recipe
-from flowgrpo.configs.schema import ModelConfig, Recipe
+from flowgrpo.configs.schema import Recipe
 from flowgrpo.estimate.estimates import GIB, GPUS, Estimate, duration, estimate, gpu_of, table
 from flowgrpo.estimate.memory import at_once
 from flowgrpo.estimate.models import model_of

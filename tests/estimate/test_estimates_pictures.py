@@ -12,7 +12,7 @@ from peft.tuners.lora import Linear
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from flowgrpo.configs.schema import ModelConfig
+from flowgrpo.configs.image_recipe import ModelConfig
 from flowgrpo.estimate.estimates import estimate
 from flowgrpo.estimate.footprint import LiveBytes
 from flowgrpo.estimate.models import Model, model_of

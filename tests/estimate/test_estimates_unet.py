@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from flowgrpo.configs.schema import ModelConfig
+from flowgrpo.configs.image_recipe import ModelConfig
 from flowgrpo.estimate.estimates import estimate
 from flowgrpo.estimate.models import Model, model_of
 from flowgrpo.pipelines.conformance.conform import TINY

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flowgrpo.configs.image_recipe import CriticConfig
 from flowgrpo.configs.load import load_recipe
-from flowgrpo.configs.schema import AnyRecipe, CriticConfig
+from flowgrpo.configs.schema import AnyRecipe
 from flowgrpo.pipelines.experience import Experience
 from flowgrpo.rewards.runner import RewardBatch
 from flowgrpo.samplers.kernels import Kernel

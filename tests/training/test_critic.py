@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from flowgrpo.bench.measures import Silent
+from flowgrpo.configs.image_recipe import CriticConfig, GuideConfig
 from flowgrpo.configs.load import RecipeError, load_recipe
-from flowgrpo.configs.schema import CriticConfig, GuideConfig
 from flowgrpo.pipelines.experience import Experience
 from flowgrpo.samplers.kernels import Kernel
 from flowgrpo.samplers.plans import window_plan

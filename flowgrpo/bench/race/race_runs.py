@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
 
+from ...configs.image_recipe import EvaluateConfig
 from ...configs.load import load_image_recipe
-from ...configs.schema import EvaluateConfig, Recipe
+from ...configs.schema import Recipe
 from ...parts.traits import trained
 from ...training.planning import forecast, nfe_of
 from ..claims.evidence import final, score_at

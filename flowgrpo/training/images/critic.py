@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...configs.schema import CriticConfig, GuideConfig
+from ...configs.image_recipe import CriticConfig, GuideConfig
 from ...core.trees import node_values
 from ...pipelines.experience import Experience
 from ...samplers.plans import Plan

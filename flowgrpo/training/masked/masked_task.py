@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
-from ...configs.schema import EmaConfig, MaskedRecipe
+from ...configs.schema import MaskedRecipe
+from ...configs.sections import EmaConfig
 from ...pipelines.experience import join_experiences
 from ...rewards.runner import RewardBatch
 from ...samplers.plans import Plan, StepPlan

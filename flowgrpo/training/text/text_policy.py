@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ...configs.schema import GenerationConfig, TextRecipe
+from ...configs.schema import TextRecipe
+from ...configs.text_recipe import GenerationConfig
 from ...pipelines.experience import part_bounds
 from ...rewards.base import OF_GIVEN
 from ...text.cutting import CUTS, Parts, cut_completions

@@ -8,7 +8,8 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
-from ...configs.schema import EmaConfig, TextRecipe
+from ...configs.schema import TextRecipe
+from ...configs.sections import EmaConfig
 from ...rewards.runner import RewardBatch
 from ..controls import Controls
 from ..data import PromptRow

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from flowgrpo.configs.schema import GenerationConfig
+from flowgrpo.configs.text_recipe import GenerationConfig
 from flowgrpo.text.model import LanguageModel
 from flowgrpo.text.sampling import Sampled
 from flowgrpo.training.data import PromptRow

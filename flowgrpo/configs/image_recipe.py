@@ -1,0 +1,196 @@
+"""The schema of a recipe of images or videos."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from ..parts.choice import Choice, Of, part_field
+from ..parts.needs import SOMETHING, Need, asking, one_round, unmet
+from ..parts.section import Section
+from ..parts.traits import saying
+from .base_recipe import BaseRecipe
+from .rollouts import RolloutConfig, rollout_faults
+from .sections import EmaConfig, HeldOutConfig, LoraConfig, named_once
+
+
+class ModelConfig(Section):
+    """The model that is trained."""
+
+    path: str = Field("scenes", description="`scenes` (embedded), a diffusers pipeline folder, or a hub id.")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        "float32", description="Type of the weights and of the states."
+    )
+    train: Literal["lora", "full"] = "lora"
+    lora: LoraConfig = LoraConfig()
+    pipeline: str | None = Field(
+        None,
+        min_length=1,
+        description="Class of diffusers that loads the folder (FluxInpaintPipeline, …); by default the class that "
+        "the folder names.",
+    )
+    call: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the pipeline's own call.")
+    variant: Literal["auto", "direct", "inject", "slice", "fast_forward", "relay"] = "auto"
+    gradient_checkpointing: bool = False
+    release_text_encoders: bool = Field(
+        True, description="Free the text encoders once the prompts that the run draws are encoded."
+    )
+    offload: list[Literal["vae", "text_encoders"]] = Field(
+        default_factory=list,
+        description="Parts that wait in host memory, and are on the accelerator only while they are used.",
+    )
+    attention: str | None = Field(
+        None,
+        min_length=1,
+        description="Attention backend of diffusers (native, flash, …); by default diffusers chooses.",
+    )
+    compile: bool = Field(False, description="`torch.compile` the denoiser's repeated blocks.")
+    quantize: Literal["float8", "int8"] | None = Field(
+        None, description="LoRA: keep the frozen denoiser's linear weights in 8 bits, through torchao."
+    )
+
+    @model_validator(mode="after")
+    def _frozen(self) -> ModelConfig:
+        self.lora.check_trained(self.train)
+        if self.quantize is not None and self.train == "full":
+            raise ValueError("quantize needs frozen weights, and train: full trains them; use train: lora")
+        if self.quantize is not None and self.dtype != "bfloat16":
+            raise ValueError(f"quantize computes in bfloat16, and dtype is {self.dtype}; write dtype: bfloat16")
+        if "text_encoders" in self.offload and self.release_text_encoders:
+            raise ValueError(
+                "release_text_encoders frees the text encoders once the prompts of the run are encoded, and offload "
+                "keeps them; write release_text_encoders: false, or leave text_encoders out of offload"
+            )
+        return self
+
+
+class GuideConfig(Section):
+    """Euphonium's drift: the critic's gradient is added to the noise of the stochastic steps."""
+
+    needs = (Need("critic", (SOMETHING,), "follows the gradient of a critic"),)
+
+    scale: float = Field(
+        0.1, gt=0, description="Root mean square of the drift, which is added to the standard normal noise."
+    )
+    start: int = Field(0, ge=0, description="First step that is guided.")
+
+
+class SamplerConfig(Section):
+    """How a rollout goes from noise to image."""
+
+    steps: int = Field(10, ge=2, le=10_000)
+    sigmas: list[float] | None = Field(None, min_length=3, description="Noise levels; by default the pipeline's own.")
+    shift: float | None = Field(
+        None,
+        gt=0,
+        description="In place of the pipeline's own noise levels, s t / (1 + (s - 1) t) with this s, for T equal steps "
+        "of t from 1 to 0. Evaluations use it too.",
+    )
+    kernel: Annotated[Choice, Of("kernel", "flow_sde")] = part_field("flow_sde", "Kernel of the stochastic steps.")
+    solver: Annotated[Choice, Of("solver", "euler")] = part_field("euler", "Solver of the deterministic steps.")
+    plan: Annotated[Choice, Of("plan", "window")] = part_field(
+        "window", "What each step does, and which steps are trained."
+    )
+    guide: GuideConfig | None = Field(
+        None, description="A drift towards states that the critic values; by default there is none."
+    )
+
+    @field_validator("sigmas")
+    @classmethod
+    def _fall(cls, sigmas: list[float] | None) -> list[float] | None:
+        if sigmas is not None and any(not high > low for high, low in pairwise(sigmas)):
+            raise ValueError(f"noise levels must fall from step to step, and here they are {sigmas}")
+        return sigmas
+
+    @model_validator(mode="after")
+    def _one_table(self) -> SamplerConfig:
+        if self.sigmas is not None and self.shift is not None:
+            raise ValueError("sigmas is a whole table of noise levels, and shift makes one; leave one of them out")
+        return self
+
+    @property
+    def rollout_steps(self) -> int:
+        """Number of denoising steps of a rollout: the steps of `sigmas`, or else `steps`."""
+        return len(self.sigmas) - 1 if self.sigmas else self.steps
+
+
+def _critic_is_asked(recipe: Any, critic: CriticConfig) -> list[str]:
+    if asking(recipe, "critic"):
+        return []
+    return ["nothing here uses the critic; set credit to critic or process, set sampler.guide, or leave critic out"]
+
+
+class CriticConfig(Section):
+    """A small network that predicts the reward of a noisy latent."""
+
+    needs = (
+        _critic_is_asked,
+        one_round("the critic learns from one rollout"),
+    )
+
+    learning_rate: float = Field(1e-3, gt=0)
+    passes: int = Field(2, ge=1, description="Passes over the states of a rollout.")
+    warmup: int = Field(10, ge=0, description="Iterations before the critic has any influence.")
+    width: int = Field(64, ge=4, description="Channels.")
+
+
+class EvaluateConfig(HeldOutConfig):
+    """Evaluation of images that are sampled without noise in the steps."""
+
+    steps: int | None = Field(None, ge=1, description="Denoising steps; by default as many as in the rollout.")
+
+
+def _is_compared_with(recipe: Any, reference: ReferenceConfig) -> list[str]:
+    if saying(recipe, "compares"):
+        return []
+    return ["no part of this recipe compares with the reference; leave reference out, or add a penalty such as kl"]
+
+
+class ReferenceConfig(EmaConfig):
+    """Average of the trained weights with which penalties compare, in place of the base model."""
+
+    needs = (_is_compared_with,)
+
+
+class Recipe(BaseRecipe):
+    """A whole run of images."""
+
+    task: Literal["images"] = "images"
+    model: ModelConfig = ModelConfig()
+    sampler: SamplerConfig = SamplerConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    critic: CriticConfig | None = Field(None, description="Only for a credit or a guide that uses a critic.")
+    objective: Annotated[Choice, Of("objective", "transition")] = part_field(
+        "transition", "What an update computes from a rollout."
+    )
+    penalties: list[Annotated[Choice, Of("penalty")]] = Field(
+        default_factory=list, description="Each is added to the loss, times its `weight`."
+    )
+    reference: ReferenceConfig | None = Field(
+        None, description="Penalties compare with an average of the trained weights; by default with the base model."
+    )
+    evaluate: EvaluateConfig = EvaluateConfig()
+
+    @field_validator("penalties")
+    @classmethod
+    def _each_once(cls, penalties: list[Choice]) -> list[Choice]:
+        return named_once(penalties)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _images_are_not_cut(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("parts") is not None:
+            raise ValueError(
+                "`parts` cuts completions, and this recipe makes images, whose parts are their denoising steps; leave "
+                "`parts` out, or use task text"
+            )
+        return given
+
+    @model_validator(mode="after")
+    def _geometry(self) -> Recipe:
+        updates = self.optimizer.updates if self.optimizer.cut == "prompts" else 1
+        if faults := [*unmet(self), *rollout_faults(self.rollout, updates)]:
+            raise ValueError("\n".join(faults))
+        return self
