@@ -33,6 +33,7 @@ from ..training.model_paths import DTYPES, call_arguments, load_pipeline, model_
 from ..training.planning import steps_of
 from ..training.prompts.prompt_rows import Size
 from ..training.session import flow_policy, lora_spec
+from ..weights.adapters import scale_adapters
 from ..weights.json_files import read_json_object
 from ..weights.saving import local_folder
 from ..weights.trained import TrainedWeights
@@ -331,7 +332,7 @@ def open_images(
     if kept is not None:
         load_checkpoint(weights, kept, recipe)
     if lora_scale is not None:
-        weights.scale_lora(lora_scale)
+        scale_adapters(weights.modules, lora_scale)
     if settings.compile:
         compile_blocks(pipe)
     return ImageModel(recipe, pipe, call_arguments(folder, settings.call), weights, folder)

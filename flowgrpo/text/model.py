@@ -13,11 +13,12 @@ import torch
 from peft import LoraConfig
 from torch import Tensor, nn
 
+from ..weights.adapters import ADAPTER
 from ..weights.lora import LoraSpec, is_linear, is_transposed
 from ..weights.merging import merged_weight, refuse_shared
 from ..weights.pipeline_folders import from_hub
 from ..weights.saving import ADAPTER_FILE, PEFT_PREFIX, put_adapter, save_adapter
-from ..weights.trained import ADAPTER, TrainedWeights
+from ..weights.trained import TrainedWeights
 from .chat_templates import answer_end, conversation, template_ids, uses_template, without_template
 from .key_value_cache import cache_of, has_states, select_rows
 from .model_folder import check_language_folder, check_sight_of, load_processor, load_whole

@@ -6,7 +6,6 @@ Results are written in diffusers' own formats (`saving.py`). `averages.py` has m
 
 from __future__ import annotations
 
-import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,17 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from peft import LoraConfig, inject_adapter_in_model
-from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .adapter_files import StartAdapter, put_start
+from .adapters import ADAPTER, put_adapters, switch_adapters
 from .averages import Ema
 from .borrowing import exchanging, replaced
 from .collective import Lockstep
-from .lora import LoraSpec, computing_dtype, is_transposed, target_layers
-from .lora_layer import add_in_place
+from .lora import LoraSpec, target_layers
 from .loss_scale import LossScale, in_float16
 from .masters import Masters
 from .merging import merge_adapters
@@ -43,7 +40,6 @@ if TYPE_CHECKING:
 __all__ = ["Ema", "LoraSpec", "TrainedWeights", "cast_base", "trainable_modules"]
 
 MODULE_NAMES = ("transformer", "transformer_2", "unet")
-ADAPTER = "default"
 
 
 def trainable_modules(pipe: DiffusionPipeline) -> dict[str, nn.Module]:
@@ -131,28 +127,7 @@ class TrainedWeights:
         modules = trainable_modules(pipe) if modules is None else modules
         targets = {key: target_layers(key, module, spec) for key, module in modules.items()}
         _freeze(pipe)
-        # Only the CPU generator is seeded: peft draws A on the CPU before it moves A. torch.manual_seed would also seed
-        # every accelerator, and fork_rng(devices=[]) does not restore accelerators.
-        with torch.random.fork_rng(devices=[]):
-            torch.random.default_generator.manual_seed(seed)
-            for key, module in modules.items():
-                config = LoraConfig(
-                    r=spec.rank,
-                    lora_alpha=spec.alpha,
-                    target_modules=targets[key],
-                    init_lora_weights="gaussian" if spec.init == "gaussian" else True,
-                    lora_dropout=spec.dropout,
-                    fan_in_fan_out=all(is_transposed(module.get_submodule(name)) for name in targets[key]),
-                )
-                _adapt(module, config)
-        for module in modules.values():
-            for layer in module.modules():
-                if isinstance(layer, BaseTunerLayer):
-                    add_in_place(layer)
-                    dtype = computing_dtype(layer, spec)
-                    for parameter in layer.parameters():
-                        if parameter.requires_grad:
-                            parameter.data = parameter.data.to(dtype)
+        put_adapters(modules, targets, spec, seed)
         return cls(pipe, modules, "lora", masters=True)
 
     @classmethod
@@ -283,12 +258,7 @@ class TrainedWeights:
                 parameter.data.copy_(kept)
                 kept.copy_(current)
             return
-        # This does the same as `disable_adapters` and `enable_adapters` of diffusers, but these look up the version of
-        # peft at each call.
-        for module in self.modules.values():
-            for layer in module.modules():
-                if isinstance(layer, BaseTunerLayer):
-                    layer.enable_adapters(not on)
+        switch_adapters(self.modules, not on)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Copies of the trained tensors on the CPU, by the names of `named_parameters`.
@@ -458,22 +428,6 @@ class TrainedWeights:
             put_start(self.modules, ADAPTER, start)
         self._reference = [parameter.detach().clone() for parameter in self._computing().values()]
 
-    def scale_lora(self, scale: float) -> None:
-        """Multiply the effect of the adapter by a factor, as `set_adapters` of plain diffusers does; 1 is as trained.
-
-        Raises:
-            ValueError: the factor is not finite, or there is no adapter.
-        """
-        layers = [
-            part for module in self.modules.values() for part in module.modules() if isinstance(part, BaseTunerLayer)
-        ]
-        if not math.isfinite(scale):
-            raise ValueError(f"the scale of the LoRA is {scale}; give a finite number, 1 is as trained")
-        if not layers:
-            raise ValueError("this model has no LoRA whose scale could change; leave the scale out")
-        for layer in layers:
-            layer.set_scale(ADAPTER, scale)  # type: ignore[operator]
-
     def gradient_checkpointing(self, on: bool) -> None:
         """Recompute activations in the backward pass instead of keeping them: same gradients, less memory.
 
@@ -498,15 +452,6 @@ def _freeze(pipe: Any) -> None:
     for part in pipe.components.values():
         if isinstance(part, nn.Module):
             part.requires_grad_(False)
-
-
-def _adapt(module: Any, config: LoraConfig) -> None:
-    """Do what `add_adapter` of diffusers and transformers does.
-
-    The method of transformers may also ask for a version of peft that is not out yet: transformers 5.24 asks for 0.22.
-    """
-    module._hf_peft_config_loaded = True
-    inject_adapter_in_model(config, module, ADAPTER)
 
 
 def _listed(names: list[str], most: int = 5) -> str:

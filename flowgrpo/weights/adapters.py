@@ -1,0 +1,92 @@
+"""The LoRA layers of modules: put into them, switched, scaled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import nn
+
+from .lora import LoraSpec, computing_dtype, is_transposed
+from .lora_layer import add_in_place
+
+__all__ = ["ADAPTER", "adapter_layers", "put_adapters", "scale_adapters", "switch_adapters"]
+
+ADAPTER = "default"
+"""The name that the adapter has in peft."""
+
+
+def put_adapters(modules: Mapping[str, nn.Module], targets: Mapping[str, list[str]], spec: LoraSpec, seed: int) -> None:
+    """Add one trainable LoRA adapter to each module, whose own weights must be frozen.
+
+    Args:
+        modules: component name -> module without an adapter.
+        targets: component name -> the layers to adapt, from `lora.target_layers`.
+        spec: rank, scale, and the type of the arithmetic.
+        seed: of the initial A matrices. Global random state is neither read nor changed.
+    """
+    # Only the CPU generator is seeded: peft draws A on the CPU before it moves A. torch.manual_seed would also seed
+    # every accelerator, and fork_rng(devices=[]) does not restore accelerators.
+    with torch.random.fork_rng(devices=[]):
+        torch.random.default_generator.manual_seed(seed)
+        for key, module in modules.items():
+            config = LoraConfig(
+                r=spec.rank,
+                lora_alpha=spec.alpha,
+                target_modules=targets[key],
+                init_lora_weights="gaussian" if spec.init == "gaussian" else True,
+                lora_dropout=spec.dropout,
+                fan_in_fan_out=all(is_transposed(module.get_submodule(name)) for name in targets[key]),
+            )
+            _adapt(module, config)
+    for layer in adapter_layers(modules):
+        add_in_place(layer)
+        dtype = computing_dtype(layer, spec)
+        for parameter in layer.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.to(dtype)
+
+
+def _adapt(module: Any, config: LoraConfig) -> None:
+    """Do what `add_adapter` of diffusers and transformers does.
+
+    The method of transformers may also ask for a version of peft that is not out yet: transformers 5.24 asks for 0.22.
+    """
+    module._hf_peft_config_loaded = True
+    inject_adapter_in_model(config, module, ADAPTER)
+
+
+def adapter_layers(modules: Mapping[str, nn.Module]) -> Iterator[Any]:
+    """The layers with an adapter."""
+    for module in modules.values():
+        for layer in module.modules():
+            if isinstance(layer, BaseTunerLayer):
+                yield layer
+
+
+def switch_adapters(modules: Mapping[str, nn.Module], on: bool) -> None:
+    """Let the layers compute with their adapters, or without them.
+
+    `disable_adapters` and `enable_adapters` of diffusers do the same, but look up the version of peft at each call.
+    """
+    for layer in adapter_layers(modules):
+        layer.enable_adapters(on)
+
+
+def scale_adapters(modules: Mapping[str, nn.Module], scale: float) -> None:
+    """Multiply the effect of the adapters by a factor, as `set_adapters` of plain diffusers does; 1 is as trained.
+
+    Raises:
+        ValueError: the factor is not finite, or there is no adapter.
+    """
+    layers = list(adapter_layers(modules))
+    if not math.isfinite(scale):
+        raise ValueError(f"the scale of the LoRA is {scale}; give a finite number, 1 is as trained")
+    if not layers:
+        raise ValueError("this model has no LoRA whose scale could change; leave the scale out")
+    for layer in layers:
+        layer.set_scale(ADAPTER, scale)
