@@ -179,7 +179,7 @@ def footprint(module: nn.Module, inputs: Mapping[str, Any], rows: int = 1, *, al
 
     Args:
         module: a denoiser that can checkpoint its blocks.
-        inputs: tensors on `meta`, which may be in dicts.
+        inputs: tensors on `meta`, which may be in dicts and lists.
         rows: number of rows of the inputs. A single row may need fewer copies than each of several rows.
         alike: among blocks whose weights have equal shapes, run only one, and multiply its cost by their number.
     """
@@ -200,9 +200,9 @@ def footprint(module: nn.Module, inputs: Mapping[str, Any], rows: int = 1, *, al
         with torch.no_grad(), FlopTally(), live:
             module(**inputs, return_dict=False)
         with _checkpointing(module, watched), tally.flops, tally, saved.hooks(), torch.enable_grad():
-            prediction = module(**inputs, return_dict=False)[0]
+            predictions = [t for t in tree_leaves(module(**inputs, return_dict=False)) if isinstance(t, Tensor)]
             forward, kept = tally.total, saved.bytes
-            prediction.backward(torch.empty_like(prediction))
+            torch.autograd.backward(predictions, [torch.empty_like(prediction) for prediction in predictions])
     entering = _storages([(args, kwargs) for _, args, kwargs, _ in calls])
     known: dict[Any, _Block] = {}
     blocks = []

@@ -14,7 +14,8 @@ from torch.utils._pytree import tree_map_only
 
 from ..configs.image_recipe import ModelConfig
 from ..configs.sections import LoraConfig
-from ..pipelines.architectures import FAMILIES, architecture_of, built, latent_shape
+from ..pipelines.architectures import architecture_of, built, latent_shape
+from ..pipelines.families import FAMILIES
 from ..training.model_paths import DTYPES, call_arguments, model_folder
 from ..training.session import lora_spec
 from ..weights.blocks import repeated_blocks
@@ -76,7 +77,7 @@ def model_of(config: ModelConfig) -> Model:
     family = FAMILIES[architecture.denoiser[0]]
     dtype = DTYPES[config.dtype]
     latent = latent_shape(architecture, call)
-    branches = family.branches(call)
+    branches = family.branches(call, architecture.one_evaluation)
     adapter = config.lora.model_dump_json() if config.train == "lora" else None
     tokens = family.tokens(call) + int(architecture.inputs.get("read_tokens", 0))
     denoiser = _denoiser(path, config.pipeline, config.dtype, adapter, latent, tokens, config.quantize is not None)
@@ -92,14 +93,18 @@ def model_of(config: ModelConfig) -> Model:
         outside=denoiser.outside,
         elements=math.prod(latent),
         state_bytes=4 if family.float32 else dtype.itemsize,
-        prediction_bytes=4 if family.noise else dtype.itemsize,
-        prompt_bytes=(1 if family.negative else branches) * denoiser.prompt * dtype.itemsize,
+        prediction_bytes=4 if family.predicts_float32(branches) else dtype.itemsize,
+        prompt_bytes=family.embeddings(branches) * denoiser.prompt * dtype.itemsize,
         branches=branches,
         rows=branches if family.together else 1,
         evaluation=denoiser.evaluation,
         decode_flops=decode_flops,
         decode_bytes=decode_bytes,
     )
+
+
+_TEXTS = "encoder_hidden_states", "pooled_projections", "text_embeds", "cap_feats"
+"""Inputs of denoisers that are embeddings of a prompt."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +149,7 @@ def _denoiser(
         evaluation = footprint(module, inputs, ROWS, alike=family.alike)
     blocks = [_numbers(block) for block in repeated_blocks(module)]
     given = inputs | inputs.get("added_cond_kwargs", {})
-    texts = [given[key] for key in ("encoder_hidden_states", "pooled_projections", "text_embeds") if key in given]
+    texts = [given[key] for key in _TEXTS if key in given]
     return _Denoiser(
         bytes=size,
         trained=sum(parameter.numel() for parameter in weights.parameters()),

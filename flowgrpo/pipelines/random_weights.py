@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .architectures import FAMILIES, architecture_of, latent_shape
+from .architectures import architecture_of, latent_shape
+from .families import FAMILIES
 
 _CLASSES = {
     "SD3Transformer2DModel": "StableDiffusion3Pipeline",
@@ -154,3 +155,5 @@ _TEXTS: Mapping[str, Callable[[Any, int], Texts]] = {
     "QwenImageTransformer2DModel": _qwen,
     "WanTransformer3DModel": _wan,
 }
+WITH_RANDOM_WEIGHTS = frozenset(_TEXTS)
+"""Classes of denoisers whose pipelines can have random weights."""

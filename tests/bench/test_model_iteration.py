@@ -13,10 +13,11 @@ from flowgrpo.bench.model_iteration import iteration
 from flowgrpo.cli.app import app
 from flowgrpo.configs.load import load_image_recipe, load_recipe
 from flowgrpo.estimate.known_models import masked_shapes_of
-from flowgrpo.pipelines.architectures import KNOWN, architecture_of, built
+from flowgrpo.pipelines.architectures import architecture_of, built
 from flowgrpo.pipelines.conformance import conform as run
 from flowgrpo.pipelines.denoiser import Denoiser
-from flowgrpo.pipelines.random_weights import random_pipeline
+from flowgrpo.pipelines.known_pipelines import KNOWN
+from flowgrpo.pipelines.random_weights import WITH_RANDOM_WEIGHTS, random_pipeline
 from flowgrpo.worlds.arithmetic.masked_building import build_masked_model
 from flowgrpo.worlds.arithmetic.problems import build_model
 from tests.text.diffusion_folders import FOLDERS
@@ -62,14 +63,13 @@ def test_drawing_weights_leaves_the_random_state_and_the_default_format_alone(fo
     assert pipe.vae.dtype == torch.bfloat16
 
 
-UNETS = [model for model in KNOWN if architecture_of(model).denoiser[0] == "UNet2DConditionModel"]
+OTHERS = [model for model in KNOWN if architecture_of(model).denoiser[0] not in WITH_RANDOM_WEIGHTS]
 
 
-@pytest.mark.parametrize("model", UNETS)
-def test_u_nets_are_refused(model: str) -> None:
-    with pytest.raises(
-        ValueError, match="there are no random weights for a UNet2DConditionModel; use a model with one of SD3"
-    ):
+@pytest.mark.parametrize("model", OTHERS)
+def test_other_denoisers_are_refused(model: str) -> None:
+    name = architecture_of(model).denoiser[0]
+    with pytest.raises(ValueError, match=f"there are no random weights for a {name}; use a model with one of SD3"):
         random_pipeline(model, {}, torch.bfloat16, torch.device("meta"))
 
 
@@ -96,7 +96,7 @@ def test_random_weights_of_a_pipeline_that_edits_pictures_are_refused(model: str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", [model for model in KNOWN if model not in UNETS + WITH_PICTURES + EDITS])
+@pytest.mark.parametrize("model", [model for model in KNOWN if model not in OTHERS + WITH_PICTURES + EDITS])
 def test_every_known_transformer_has_a_class_that_takes_its_parts(model: str) -> None:
     """At real size on `meta`, everything that the pipeline's constructor and the first self-check need exists."""
     name, config = architecture_of(model).denoiser

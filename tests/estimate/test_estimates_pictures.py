@@ -16,16 +16,10 @@ from flowgrpo.configs.image_recipe import ModelConfig
 from flowgrpo.estimate.estimates import estimate
 from flowgrpo.estimate.footprint import LiveBytes
 from flowgrpo.estimate.models import Model, model_of
-from flowgrpo.pipelines.architectures import (
-    CLIP_H_TOKENS,
-    CLIP_H_VISION,
-    FAMILIES,
-    KNOWN,
-    architecture_of,
-    built,
-    latent_shape,
-)
+from flowgrpo.pipelines.architectures import architecture_of, built, latent_shape
 from flowgrpo.pipelines.conformance.conform import TINY
+from flowgrpo.pipelines.families import FAMILIES
+from flowgrpo.pipelines.known_pipelines import CLIP_H_TOKENS, CLIP_H_VISION, KNOWN
 from flowgrpo.pipelines.random_weights import random_pipeline
 from flowgrpo.training.session import lora_spec
 from flowgrpo.weights.lora_layer import AddingLora

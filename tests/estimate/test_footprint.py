@@ -12,21 +12,25 @@ import torch
 from peft.tuners.lora import Linear
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
 from flowgrpo.estimate.footprint import Footprint, LiveBytes, decoding, footprint
-from flowgrpo.pipelines.architectures import (
+from flowgrpo.estimate.known_models import known_config
+from flowgrpo.pipelines.architectures import architecture_of, built, latent_shape
+from flowgrpo.pipelines.families import FAMILIES
+from flowgrpo.pipelines.known_pipelines import (
     CLIP_G,
     CLIP_L,
     CLIP_L_PROJECTED,
-    FAMILIES,
     KNOWN,
+    LLAMA3_8B,
+    MISTRAL_SMALL,
+    QWEN3_4B,
+    QWEN3_8B,
     QWEN_VL,
     T5_XXL,
     UMT5_XXL,
-    architecture_of,
-    built,
-    latent_shape,
 )
 from flowgrpo.weights.lora import LoraSpec
 from flowgrpo.weights.lora_layer import AddingLora
@@ -47,6 +51,18 @@ TINY: dict[str, dict[str, Any]] = {
         "pooled_projection_dim": 48, "guidance_embeds": True,
     },
     "QwenImageTransformer2DModel": {**HEADS, **ROPE, "num_layers": 3, "joint_attention_dim": 32, "out_channels": 4},
+    "Flux2Transformer2DModel": {
+        **HEADS, "in_channels": 16, "axes_dims_rope": [4, 4, 4, 4], "num_layers": 2, "num_single_layers": 3,
+        "joint_attention_dim": 32, "timestep_guidance_channels": 32,
+    },
+    "ZImageTransformer2DModel": {
+        "in_channels": 4, "dim": 64, "n_layers": 3, "n_refiner_layers": 2, "n_heads": 4, "n_kv_heads": 4,
+        "cap_feat_dim": 32, "axes_dims": [8, 4, 4], "axes_lens": [64, 16, 16],
+    },
+    "HunyuanVideoTransformer3DModel": {
+        **HEADS, "in_channels": 4, "out_channels": 4, "num_layers": 2, "num_single_layers": 3, "num_refiner_layers": 1,
+        "text_embed_dim": 32, "pooled_projection_dim": 48, "rope_axes_dim": [4, 6, 6],
+    },
     "WanTransformer3DModel": {
         **HEADS, "num_layers": 3, "ffn_dim": 160, "text_dim": 32, "freq_dim": 32, "in_channels": 4, "out_channels": 4,
     },
@@ -66,9 +82,13 @@ def attention(name: str) -> float:
     """Products of the scores and of the values, by hand: 4 · queries · keys · width a layer."""
     image = 192 if "3D" in name else 64
     joint = image + TEXT
+    padded = 32  # Z-Image pads texts, and pictures, to multiples of 32 tokens
     return {
         "SD3Transformer2DModel": 4 * WIDTH * (5 * joint**2 + 2 * image**2),
         "FluxTransformer2DModel": 4 * WIDTH * 5 * joint**2,
+        "Flux2Transformer2DModel": 4 * WIDTH * 5 * joint**2,
+        "ZImageTransformer2DModel": 4 * WIDTH * (2 * image**2 + 2 * padded**2 + 3 * (image + padded) ** 2),
+        "HunyuanVideoTransformer3DModel": 4 * WIDTH * (5 * joint**2 + TEXT**2),
         "QwenImageTransformer2DModel": 4 * WIDTH * 3 * joint**2,
         "WanTransformer3DModel": 4 * WIDTH * 3 * (image**2 + image * TEXT),
         # Two layers on the way down and three up at full resolution, half as wide; one at half of it in the middle.
@@ -97,8 +117,15 @@ def real(name: str, rows: int = 1) -> tuple[nn.Module, dict[str, Any]]:
     torch.manual_seed(0)
     module: nn.Module = getattr(diffusers, name).from_config(TINY[name])
     given = FAMILIES[name].inputs(module.config, latent_of(name), TEXT, rows)
-    filled = {k: torch.rand_like(v) if isinstance(v, torch.Tensor) else v for k, v in given.items()}
-    return module, filled
+    return module, tree_map_only(torch.Tensor, torch.rand_like, given)
+
+
+def predicted(module: nn.Module, given: dict[str, Any]) -> list[torch.Tensor]:
+    return [value for value in tree_leaves(module(**given, return_dict=False)) if isinstance(value, torch.Tensor)]
+
+
+def total(tensors: list[torch.Tensor]) -> torch.Tensor:
+    return torch.stack([tensor.sum() for tensor in tensors]).sum()
 
 
 @contextmanager
@@ -139,7 +166,7 @@ def test_operations_are_those_torch_counts_in_a_real_evaluation(name: str):
         with forward, torch.no_grad():
             module(**given, return_dict=False)
         with both:
-            module(**given, return_dict=False)[0].sum().backward()
+            total(predicted(module, given)).backward()
     found = counted(name)
     assert found.forward == pytest.approx(forward.get_total_flops(), rel=0.01)
     # A fused kernel computes the scores again in its backward pass: half as much as the attention's forward pass.
@@ -197,8 +224,8 @@ def test_kept_bytes_are_those_alive_after_a_real_evaluation(name: str, checkpoin
     adapted(module).gradient_checkpointing(checkpointing)
     live = LiveBytes()
     with live:
-        prediction = module(**given, return_dict=False)[0]
-    alive = live.now - prediction.untyped_storage().nbytes()
+        predictions = predicted(module, given)
+    alive = live.now - sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in predictions}.values())
     found = counted(name, 2)
     assert 2 * (found.kept if checkpointing else found.saved) == pytest.approx(alive, rel=0.05)
     if checkpointing:
@@ -213,10 +240,10 @@ def test_no_more_is_allocated_than_was_counted(name: str, checkpointing: bool, t
     adapted(module).gradient_checkpointing(checkpointing)
 
     def predict() -> Any:
-        return module(**given, return_dict=False)[0]
+        return predicted(module, given)
 
     def train() -> None:
-        predict().sum().backward()
+        total(predict()).backward()
 
     train()  # the adapter's gradients are there from now on
     cost, trace = counted(name, 2), tmp_path / "trace.json"
@@ -275,6 +302,11 @@ def test_decoding_is_counted_as_in_a_real_one():
     [
         ("stabilityai/stable-diffusion-3.5-medium", 2.243),
         ("black-forest-labs/FLUX.1-dev", 11.90),
+        ("black-forest-labs/FLUX.2-dev", 32.22),
+        ("black-forest-labs/FLUX.2-klein-4B", 3.876),
+        ("black-forest-labs/FLUX.2-klein-9B", 9.079),
+        ("Tongyi-MAI/Z-Image-Turbo", 6.155),
+        ("hunyuanvideo-community/HunyuanVideo", 12.82),
         ("Qwen/Qwen-Image", 20.43),
         ("Wan-AI/Wan2.1-T2V-1.3B-Diffusers", 1.419),
         ("Wan-AI/Wan2.1-T2V-14B-Diffusers", 14.29),
@@ -294,6 +326,16 @@ def test_latents_have_the_size_of_the_call():
     assert shapes["black-forest-labs/FLUX.1-dev"] == (16, 64, 64)
     assert shapes["Qwen/Qwen-Image"] == (16, 1, 64, 64)
     assert shapes["Wan-AI/Wan2.1-T2V-14B-Diffusers"] == (16, 9, 64, 64)
+    assert shapes["black-forest-labs/FLUX.2-klein-4B"] == (32, 64, 64)
+    assert shapes["Tongyi-MAI/Z-Image"] == (16, 64, 64)
+    assert shapes["hunyuanvideo-community/HunyuanVideo"] == (16, 9, 64, 64)
+
+
+def test_latents_have_the_size_of_the_class_if_the_call_gives_none():
+    assert latent_shape(KNOWN["black-forest-labs/FLUX.2-dev"], {}) == (32, 128, 128)
+    assert latent_shape(KNOWN["Tongyi-MAI/Z-Image"], {}) == (16, 128, 128)
+    assert latent_shape(KNOWN["Wan-AI/Wan2.1-T2V-14B-Diffusers"], {}) == (16, 21, 60, 104)
+    assert latent_shape(KNOWN["hunyuanvideo-community/HunyuanVideo"], {}) == (16, 33, 90, 160)
 
 
 def test_text_encoders_have_the_numbers_of_their_classes():
@@ -312,6 +354,11 @@ def test_text_encoders_have_the_numbers_of_their_classes():
                 hf.CLIPTextConfig(vocab_size=49408, projection_dim=768, **clip)
             ),
             CLIP_G: hf.CLIPTextModelWithProjection(hf.CLIPTextConfig(vocab_size=49408, projection_dim=1280, **big)),
+            # The defaults of this class are the sizes of Mistral Small 3.1 and 3.2.
+            MISTRAL_SMALL: hf.Mistral3ForConditionalGeneration(hf.Mistral3Config()),
+            QWEN3_4B: hf.Qwen3ForCausalLM(known_config("Qwen/Qwen3-4B")),
+            QWEN3_8B: hf.Qwen3ForCausalLM(known_config("Qwen/Qwen3-8B")),
+            LLAMA3_8B: hf.LlamaModel(known_config("meta-llama/Llama-3.1-8B")),
         }
     for expected, module in sizes.items():
         assert sum(p.numel() for p in module.parameters()) == expected

@@ -1,0 +1,235 @@
+"""How pipelines call their denoisers: the inputs of each class of diffusers, and the evaluations of a state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from .known_pipelines import CLIP_H_TOKENS
+
+
+class Scale(NamedTuple):
+    """An argument of a pipeline's call for the strength of a kind of guidance.
+
+    Attributes:
+        name: of the argument.
+        default: its value if the call does not give it.
+        above: the guidance is in force above this value.
+    """
+
+    name: str
+    default: float
+    above: float = 1.0
+
+    def in_force(self, call: Mapping[str, Any]) -> bool:
+        """Whether a call with these arguments has this guidance."""
+        given = call.get(self.name)
+        return (self.default if given is None else float(given)) > self.above
+
+
+@dataclass(frozen=True)
+class Family:
+    """How pipelines call a denoiser of one class.
+
+    Attributes:
+        inputs: (configuration, latent shape, text tokens, rows) -> the arguments, on the default device.
+        text_tokens: tokens of a prompt in the pipeline's default call; None if the pipeline does not pad prompts.
+        fixed: how many of these tokens `max_sequence_length` does not change.
+        guidance: if this is in force, every state is evaluated twice.
+        negative: whether guidance needs a `negative_prompt` too.
+        together: whether both evaluations are one call with twice the rows.
+        float32: whether the pipeline keeps its states in float32, whatever the dtype of its weights.
+        apart: whether the negative prompt is encoded in a call of its own, so its embeddings are kept once for the run.
+        alike: whether blocks with equal weights cost the same. The blocks of a U-Net may have different resolutions.
+        wide: when the pipeline's prediction needs float32, whatever the dtype of the weights: a pipeline combines the
+            predictions of guidance in float32, or computes its velocity from predicted noise.
+        frames: frames of the pipeline's default call. It is 1 for images whose latents have an axis of frames, and None
+            for latents without this axis.
+        size: height and width of the pipeline's default call; None for a square of the denoiser's `sample_size`.
+    """
+
+    inputs: Callable[[Mapping[str, Any], tuple[int, ...], int, int], dict[str, Any]]
+    text_tokens: int | None
+    fixed: int
+    guidance: Scale
+    negative: bool
+    together: bool
+    float32: bool
+    apart: bool = False
+    alike: bool = True
+    wide: Literal["never", "guided", "always"] = "never"
+    frames: int | None = None
+    size: tuple[int, int] | None = None
+
+    def branches(self, call: Mapping[str, Any], one_evaluation: bool = False) -> int:
+        """Evaluations of the denoiser for one state.
+
+        Args:
+            call: arguments of the pipeline's call.
+            one_evaluation: whether the pipeline never makes a second evaluation, because its model was distilled.
+        """
+        if one_evaluation or (self.negative and call.get("negative_prompt") is None):
+            return 1
+        return 2 if self.guidance.in_force(call) else 1
+
+    def embeddings(self, branches: int) -> int:
+        """How many prompts are kept encoded for one prompt, if a state is evaluated `branches` times."""
+        return 1 if self.apart else branches
+
+    def predicts_float32(self, branches: int) -> bool:
+        """Whether the prediction needs float32, if a state is evaluated `branches` times."""
+        return self.wide == "always" or (self.wide == "guided" and branches > 1)
+
+    def tokens(self, call: Mapping[str, Any]) -> int:
+        """Text tokens of a prompt."""
+        if self.text_tokens is None:
+            return PROMPT_TOKENS
+        return int(call.get("max_sequence_length", self.text_tokens - self.fixed)) + self.fixed
+
+
+PROMPT_TOKENS = 64
+"""The number of tokens that is assumed for a prompt if the pipeline does not pad it."""
+
+
+def _sd3(config: Mapping[str, Any], latent: tuple[int, ...], tokens: int, rows: int) -> dict[str, Any]:
+    return {
+        "hidden_states": torch.empty(rows, *latent),
+        "encoder_hidden_states": torch.empty(rows, tokens, config["joint_attention_dim"]),
+        "pooled_projections": torch.empty(rows, config["pooled_projection_dim"]),
+        "timestep": torch.empty(rows),
+    }
+
+
+def _flux(config: Mapping[str, Any], latent: tuple[int, ...], tokens: int, rows: int) -> dict[str, Any]:
+    packed = latent[-2] * latent[-1] // 4 + config.get("picture_tokens", 0)
+    return {
+        "hidden_states": torch.empty(rows, packed, config["in_channels"]),
+        "encoder_hidden_states": torch.empty(rows, tokens, config["joint_attention_dim"]),
+        "pooled_projections": torch.empty(rows, config["pooled_projection_dim"]),
+        "timestep": torch.empty(rows),
+        "guidance": torch.empty(rows) if config["guidance_embeds"] else None,
+        "img_ids": torch.empty(packed, 3),
+        "txt_ids": torch.empty(tokens, 3),
+    }
+
+
+def _flux2(config: Mapping[str, Any], latent: tuple[int, ...], tokens: int, rows: int) -> dict[str, Any]:
+    packed = (latent[-2] // 2) * (latent[-1] // 2)
+    return {
+        "hidden_states": torch.empty(rows, packed, config["in_channels"]),
+        "encoder_hidden_states": torch.empty(rows, tokens, config["joint_attention_dim"]),
+        "timestep": torch.empty(rows),
+        "guidance": torch.empty(rows) if config["guidance_embeds"] else None,
+        "img_ids": torch.empty(rows, packed, 4),
+        "txt_ids": torch.empty(rows, tokens, 4),
+    }
+
+
+def _qwen(config: Mapping[str, Any], latent: tuple[int, ...], tokens: int, rows: int) -> dict[str, Any]:
+    height, width = latent[-2] // 2, latent[-1] // 2
+    picture = config.get("picture_tokens", 0)
+    side = math.isqrt(picture)
+    return {
+        "hidden_states": torch.empty(rows, height * width + picture, config["in_channels"]),
+        "encoder_hidden_states": torch.empty(rows, tokens, config["joint_attention_dim"]),
+        "timestep": torch.empty(rows),
+        "img_shapes": [[(1, height, width), *([(1, side, side)] if picture else [])]] * rows,
+    }
+
+
+def _wan(config: Mapping[str, Any], latent: tuple[int, ...], tokens: int, rows: int) -> dict[str, Any]:
+    frames, height, width = latent[1:]
+    _, *patch = config["patch_size"]
+    each = (frames * (height // patch[0]) * (width // patch[1]),) if config.get("expand_timesteps") else ()
+    inputs = {
+        # Image-to-video appends a mask and the latents of the picture to the state, as further channels.
+        "hidden_states": torch.empty(rows, config["in_channels"], *latent[1:]),
+        "encoder_hidden_states": torch.empty(rows, tokens, config["text_dim"]),
+        "timestep": torch.empty(rows, *each),
+    }
+    if config.get("image_dim") is not None:
+        # A transformer with positions for the tokens of pictures gets the first picture and the last.
+        pictures = rows if config.get("pos_embed_seq_len") is None else 2 * rows
+        shape = (pictures, config.get("image_tokens", CLIP_H_TOKENS), config["image_dim"])
+        inputs["encoder_hidden_states_image"] = torch.empty(shape)
+    return inputs
+
+
+def _z_image(config: Mapping[str, Any], latent: tuple[int, ...], tokens: int, rows: int) -> dict[str, Any]:
+    if config.get("siglip_feat_dim") is not None:
+        raise ValueError(
+            "no estimate for a ZImageTransformer2DModel that also reads pictures (siglip_feat_dim "
+            f"{config['siglip_feat_dim']})"
+        )
+    # The model takes lists, because prompts and pictures may differ in length.
+    return {
+        "x": [torch.empty(latent[0], 1, *latent[1:]) for _ in range(rows)],
+        "t": torch.empty(rows),
+        "cap_feats": [torch.empty(tokens, config["cap_feat_dim"]) for _ in range(rows)],
+    }
+
+
+def _hunyuan_video(config: Mapping[str, Any], latent: tuple[int, ...], tokens: int, rows: int) -> dict[str, Any]:
+    if config.get("image_condition_type") is not None or config["in_channels"] != latent[0]:
+        raise ValueError(
+            "no estimate for a HunyuanVideoTransformer3DModel that takes a picture (image_condition_type "
+            f"{config.get('image_condition_type')!r}, {config['in_channels']} channels)"
+        )
+    return {
+        "hidden_states": torch.empty(rows, *latent),
+        "timestep": torch.empty(rows),
+        "encoder_hidden_states": torch.empty(rows, tokens, config["text_embed_dim"]),
+        "encoder_attention_mask": torch.empty(rows, tokens),
+        "pooled_projections": torch.empty(rows, config["pooled_projection_dim"]),
+        "guidance": torch.empty(rows),
+    }
+
+
+def _unet(config: Mapping[str, Any], latent: tuple[int, ...], tokens: int, rows: int) -> dict[str, Any]:
+    inputs: dict[str, Any] = {
+        "sample": torch.empty(rows, config["in_channels"], *latent[1:]),
+        "timestep": torch.empty(rows),
+        "encoder_hidden_states": torch.empty(rows, tokens, config["cross_attention_dim"]),
+    }
+    kind = config.get("addition_embed_type")
+    if kind == "text_time":
+        times = SDXL_TIMES * config["addition_time_embed_dim"]
+        pooled = config["projection_class_embeddings_input_dim"] - times
+        inputs["added_cond_kwargs"] = {
+            "text_embeds": torch.empty(rows, pooled),
+            "time_ids": torch.empty(rows, SDXL_TIMES),
+        }
+    elif kind is not None or config.get("class_embed_type") is not None or config.get("encoder_hid_dim") is not None:
+        raise ValueError(
+            "no estimate for a UNet2DConditionModel whose inputs differ from the inputs of Stable Diffusion and SDXL "
+            f"(addition_embed_type {kind!r}, class_embed_type {config.get('class_embed_type')!r}, encoder_hid_dim "
+            f"{config.get('encoder_hid_dim')!r})"
+        )
+    return inputs
+
+
+SDXL_TIMES = 6
+"""How many numbers SDXL gets about the sizes and corners of the picture."""
+
+_GUIDANCE, _TRUE_GUIDANCE = Scale("guidance_scale", 5.0), Scale("true_cfg_scale", 1.0)
+
+FAMILIES = {
+    "SD3Transformer2DModel": Family(_sd3, 333, 77, _GUIDANCE, False, True, False),
+    "FluxTransformer2DModel": Family(_flux, 512, 0, _TRUE_GUIDANCE, True, False, False, apart=True),
+    "Flux2Transformer2DModel": Family(_flux2, 512, 0, Scale("guidance_scale", 4.0), False, False, False, apart=True),
+    "QwenImageTransformer2DModel": Family(_qwen, None, 0, _TRUE_GUIDANCE, True, False, False, apart=True, frames=1),
+    # Z-Image computes its guidance as p + s · (p - n), so any scale above 0 is in force.
+    "ZImageTransformer2DModel": Family(
+        _z_image, None, 0, Scale("guidance_scale", 5.0, above=0.0), False, True, True, wide="guided"
+    ),
+    "WanTransformer3DModel": Family(_wan, 512, 0, _GUIDANCE, False, False, True, frames=81, size=(480, 832)),
+    "HunyuanVideoTransformer3DModel": Family(
+        _hunyuan_video, 256, 0, _TRUE_GUIDANCE, True, False, True, apart=True, frames=129, size=(720, 1280)
+    ),
+    "UNet2DConditionModel": Family(_unet, 77, 77, _GUIDANCE, False, True, False, alike=False, wide="always"),
+}
+"""Classes of denoisers that have an estimate."""

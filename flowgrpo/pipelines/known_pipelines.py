@@ -1,0 +1,178 @@
+"""Shapes of pipelines that recipes may name by their id, so that they have an estimate before they are downloaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+T5_XXL, UMT5_XXL, QWEN_VL = 4_762_310_656, 5_680_910_336, 8_292_166_656
+CLIP_L, CLIP_L_PROJECTED, CLIP_G = 123_060_480, 123_650_304, 694_659_840
+MISTRAL_SMALL, QWEN3_4B, QWEN3_8B, LLAMA3_8B = 23_340_272_640, 4_022_468_096, 8_190_735_360, 7_504_924_672
+CLIP_H_VISION, CLIP_H_TOKENS = 630_766_080, 257
+_VAE = {
+    "block_out_channels": [128, 256, 512, 512], "down_block_types": ["DownEncoderBlock2D"] * 4,
+    "up_block_types": ["UpDecoderBlock2D"] * 4, "layers_per_block": 2, "latent_channels": 16,
+    "use_quant_conv": False, "use_post_quant_conv": False,
+}  # fmt: skip
+_SD_VAE = {
+    "block_out_channels": [128, 256, 512, 512], "down_block_types": ["DownEncoderBlock2D"] * 4,
+    "up_block_types": ["UpDecoderBlock2D"] * 4, "layers_per_block": 2, "latent_channels": 4,
+}  # fmt: skip
+CAUSAL_VAE: dict[str, Any] = {"base_dim": 96, "z_dim": 16, "dim_mult": [1, 2, 4, 4]}
+_WAN = {"attention_head_dim": 128, "text_dim": 4096, "freq_dim": 256}
+_WAN_14B = {**_WAN, "num_attention_heads": 40, "num_layers": 40, "ffn_dim": 13824}
+# The state, a mask of four channels, and the latents of the picture.
+_WAN_PICTURE = {"in_channels": 16 + 4 + 16, "out_channels": 16}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What a pipeline is made of.
+
+    Attributes:
+        denoiser: class of diffusers, and its configuration.
+        vae: class of diffusers, and its configuration.
+        encoders: text encoder -> number of its parameters.
+        experts: number of denoisers, each for a range of noise levels.
+        image_encoders: image encoder -> number of its parameters.
+        inputs: what the denoiser's configuration does not say about the denoiser's inputs: `image_tokens`, the tokens
+            of a picture from its encoder; `expand_timesteps`, whether each token has a noise level; and of an edited
+            picture, `picture_tokens` beside the state and `read_tokens` beside the text.
+        one_evaluation: whether guidance never takes a second evaluation, because the model was distilled.
+    """
+
+    denoiser: tuple[str, Mapping[str, Any]]
+    vae: tuple[str, Mapping[str, Any]]
+    encoders: Mapping[str, int]
+    experts: int = 1
+    image_encoders: Mapping[str, int] = field(default_factory=dict)
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    one_evaluation: bool = False
+
+
+# These classes bring a picture to about a million pixels, whatever size the sample has. The tokens of its latents are
+# beside the state. The text encoder of Qwen-Image reads the picture too, in squares of 28 pixels.
+_MILLION, _READ_MILLION, _READ_SMALL = (1024 // 16) ** 2, 37**2, 14**2
+EDITS: dict[str, dict[str, int]] = {
+    "FluxKontextPipeline": {"picture_tokens": _MILLION},
+    "FluxKontextInpaintPipeline": {"picture_tokens": _MILLION},
+    "QwenImageEditPipeline": {"picture_tokens": _MILLION, "read_tokens": _READ_MILLION},
+    "QwenImageEditInpaintPipeline": {"picture_tokens": _MILLION, "read_tokens": _READ_MILLION},
+    "QwenImageEditPlusPipeline": {"picture_tokens": _MILLION, "read_tokens": _READ_SMALL},
+}
+"""Classes that edit a picture -> the tokens of one picture."""
+ONE_EVALUATION = frozenset({"Flux2Pipeline", "Flux2KleinKVPipeline"})
+"""Classes that evaluate each state once, whatever the guidance."""
+_FLUX = Architecture(
+    ("FluxTransformer2DModel", {"guidance_embeds": True}),
+    ("AutoencoderKL", _VAE),
+    {"CLIP-L": CLIP_L, "T5-XXL": T5_XXL},
+)
+_QWEN_IMAGE = Architecture(
+    ("QwenImageTransformer2DModel", {}), ("AutoencoderKLQwenImage", CAUSAL_VAE), {"Qwen2.5-VL-7B": QWEN_VL}
+)
+_WAN21_I2V = Architecture(
+    ("WanTransformer3DModel", {**_WAN_14B, **_WAN_PICTURE, "image_dim": 1280, "added_kv_proj_dim": 5120}),
+    ("AutoencoderKLWan", CAUSAL_VAE),
+    {"UMT5-XXL": UMT5_XXL},
+    image_encoders={"CLIP-H": CLIP_H_VISION},
+    inputs={"image_tokens": CLIP_H_TOKENS},
+)
+_FLUX2_VAE = {"block_out_channels": [128, 256, 512, 512], "latent_channels": 32}
+
+
+def _klein(encoder: str, numbers: int, **sizes: int) -> Architecture:
+    """A distilled FLUX.2 klein. The base models differ in one thing: their guidance takes a second evaluation."""
+    return Architecture(
+        ("Flux2Transformer2DModel", {"guidance_embeds": False, **sizes}),
+        ("AutoencoderKLFlux2", _FLUX2_VAE),
+        {encoder: numbers},
+        one_evaluation=True,
+    )
+
+
+_KLEIN_4B = _klein(
+    "Qwen3-4B", QWEN3_4B,
+    num_layers=5, num_single_layers=20, num_attention_heads=24, joint_attention_dim=7680,
+)  # fmt: skip
+_KLEIN_9B = _klein(
+    "Qwen3-8B", QWEN3_8B,
+    num_layers=8, num_single_layers=24, num_attention_heads=32, joint_attention_dim=12288,
+)  # fmt: skip
+_Z_IMAGE = Architecture(("ZImageTransformer2DModel", {}), ("AutoencoderKL", _VAE), {"Qwen3-4B": QWEN3_4B})
+KNOWN = {
+    "stabilityai/stable-diffusion-3.5-medium": Architecture(
+        (
+            "SD3Transformer2DModel",
+            {
+                "num_layers": 24, "num_attention_heads": 24, "attention_head_dim": 64, "caption_projection_dim": 1536,
+                "joint_attention_dim": 4096, "pooled_projection_dim": 2048, "pos_embed_max_size": 384,
+                "sample_size": 128, "qk_norm": "rms_norm", "dual_attention_layers": list(range(13)),
+            },
+        ),
+        ("AutoencoderKL", _VAE),
+        {"CLIP-L": CLIP_L_PROJECTED, "CLIP-G": CLIP_G, "T5-XXL": T5_XXL},
+    ),
+    "black-forest-labs/FLUX.1-dev": _FLUX,
+    "black-forest-labs/FLUX.1-Kontext-dev": replace(_FLUX, inputs=EDITS["FluxKontextPipeline"]),
+    "black-forest-labs/FLUX.2-dev": Architecture(
+        ("Flux2Transformer2DModel", {"guidance_embeds": True}),
+        ("AutoencoderKLFlux2", _FLUX2_VAE),
+        {"Mistral-Small-24B": MISTRAL_SMALL},
+        one_evaluation=True,
+    ),
+    "black-forest-labs/FLUX.2-klein-4B": _KLEIN_4B,
+    "black-forest-labs/FLUX.2-klein-base-4B": replace(_KLEIN_4B, one_evaluation=False),
+    "black-forest-labs/FLUX.2-klein-9B": _KLEIN_9B,
+    "black-forest-labs/FLUX.2-klein-base-9B": replace(_KLEIN_9B, one_evaluation=False),
+    "Tongyi-MAI/Z-Image": _Z_IMAGE,
+    "Tongyi-MAI/Z-Image-Turbo": _Z_IMAGE,
+    "Qwen/Qwen-Image": _QWEN_IMAGE,
+    "Qwen/Qwen-Image-Edit": replace(_QWEN_IMAGE, inputs=EDITS["QwenImageEditPipeline"]),
+    "Qwen/Qwen-Image-Edit-2509": replace(_QWEN_IMAGE, inputs=EDITS["QwenImageEditPlusPipeline"]),
+    "Wan-AI/Wan2.1-T2V-1.3B-Diffusers": Architecture(
+        ("WanTransformer3DModel", {**_WAN, "num_attention_heads": 12, "num_layers": 30, "ffn_dim": 8960}),
+        ("AutoencoderKLWan", CAUSAL_VAE),
+        {"UMT5-XXL": UMT5_XXL},
+    ),
+    "Wan-AI/Wan2.1-T2V-14B-Diffusers": Architecture(
+        ("WanTransformer3DModel", _WAN_14B),
+        ("AutoencoderKLWan", CAUSAL_VAE),
+        {"UMT5-XXL": UMT5_XXL},
+    ),
+    "Wan-AI/Wan2.1-I2V-14B-480P-Diffusers": _WAN21_I2V,
+    "Wan-AI/Wan2.1-I2V-14B-720P-Diffusers": _WAN21_I2V,
+    "Wan-AI/Wan2.2-I2V-A14B-Diffusers": Architecture(
+        ("WanTransformer3DModel", {**_WAN_14B, **_WAN_PICTURE}),
+        ("AutoencoderKLWan", CAUSAL_VAE),
+        {"UMT5-XXL": UMT5_XXL},
+        experts=2,
+    ),
+    "hunyuanvideo-community/HunyuanVideo": Architecture(
+        ("HunyuanVideoTransformer3DModel", {}),
+        ("AutoencoderKLHunyuanVideo", {"latent_channels": 16, "spatial_compression_ratio": 8}),
+        {"LLaVA-Llama-3-8B": LLAMA3_8B, "CLIP-L": CLIP_L},
+    ),
+    "stable-diffusion-v1-5/stable-diffusion-v1-5": Architecture(
+        ("UNet2DConditionModel", {"sample_size": 64, "cross_attention_dim": 768}),
+        ("AutoencoderKL", _SD_VAE),
+        {"CLIP-L": CLIP_L},
+    ),
+    "stabilityai/stable-diffusion-xl-base-1.0": Architecture(
+        (
+            "UNet2DConditionModel",
+            {
+                "sample_size": 128, "cross_attention_dim": 2048, "block_out_channels": [320, 640, 1280],
+                "down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"],
+                "up_block_types": ["CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"],
+                "attention_head_dim": [5, 10, 20], "transformer_layers_per_block": [1, 2, 10],
+                "use_linear_projection": True, "addition_embed_type": "text_time", "addition_time_embed_dim": 256,
+                "projection_class_embeddings_input_dim": 2816,
+            },
+        ),
+        ("AutoencoderKL", _SD_VAE),
+        {"CLIP-L": CLIP_L, "CLIP-G": CLIP_G},
+    ),
+}  # fmt: skip
+"""Models that recipes may name by their id. A setting that is not listed has the default of its class."""

@@ -1,0 +1,151 @@
+"""What an estimate takes for the inputs of a denoiser, against the calls that tiny pipelines of each class make."""
+
+import inspect
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from flowgrpo.configs.schema import ModelConfig
+from flowgrpo.estimate.models import Model, model_of
+from flowgrpo.pipelines.architectures import architecture_of, built, latent_shape
+from flowgrpo.pipelines.conformance.conform import TINY
+from flowgrpo.pipelines.families import FAMILIES
+
+pytestmark = pytest.mark.slow
+
+PROMPTS = ["a red circle", "a blue square"]
+BESIDE = {"encoder_hidden_states_mask"}
+"""Masks of prompts without padding, which the pipelines leave out or give. They take no operations that count."""
+
+
+class Case(NamedTuple):
+    """A tiny pipeline, arguments in place of its own (None: the class's default), and the evaluations of a state."""
+
+    name: str
+    call: dict[str, Any]
+    evaluations: int
+    rows: int = 1
+
+
+CASES = [
+    Case("StableDiffusion3Pipeline", {}, 2, 2),
+    Case("StableDiffusion3Pipeline", {"guidance_scale": 1.0}, 1),
+    Case("FluxPipeline", {"height": 16, "width": 32}, 1),
+    Case("FluxPipeline, true guidance", {}, 2),
+    Case("Flux2Pipeline", {"height": 16, "width": 32}, 1),
+    Case("Flux2KleinPipeline", {"height": 16, "width": 32}, 2),
+    Case("Flux2KleinPipeline", {"guidance_scale": None}, 2),
+    Case("Flux2KleinPipeline", {"guidance_scale": 1.0}, 1),
+    Case("QwenImagePipeline", {}, 2),
+    Case("QwenImagePipeline", {"negative_prompt": None}, 1),
+    Case("ZImagePipeline", {"height": 32, "width": 48}, 2, 2),
+    Case("ZImagePipeline", {"guidance_scale": 1.0}, 2, 2),
+    Case("ZImagePipeline", {"guidance_scale": 0.0}, 1),
+    Case("WanPipeline", {"height": 32, "width": 48, "num_frames": 9}, 2),
+    Case("HunyuanVideoPipeline", {"height": 32, "width": 48, "num_frames": 9}, 1),
+    Case("HunyuanVideoPipeline, true guidance", {}, 2),
+]
+
+
+class Seen(NamedTuple):
+    """Arguments of each call of the denoiser, and the state and prediction of the first step."""
+
+    calls: list[dict[str, Any]]
+    state: torch.Tensor
+    prediction: torch.Tensor
+
+
+def called(pipe: Any, call: dict[str, Any]) -> Seen:
+    """One step of a pipeline's own call."""
+    calls, steps = list[dict[str, Any]](), list[tuple[Any, ...]]()
+    own, names = pipe.scheduler.step, inspect.signature(type(pipe.transformer).forward)
+
+    def watch(module: Any, args: Any, given: Any) -> None:
+        calls.append({k: v for k, v in names.bind(module, *args, **given).arguments.items() if k != "self"})
+
+    def step(prediction: Any, time: Any, state: Any, *args: Any, **given: Any) -> Any:
+        steps.append((state.clone(), prediction.clone()))
+        return own(prediction, time, state, *args, **given)
+
+    hook = pipe.transformer.register_forward_pre_hook(watch, with_kwargs=True)
+    pipe.scheduler.step = step
+    given = {**call, "num_inference_steps": 1, "output_type": "latent"}
+    if call.get("negative_prompt") is not None:
+        given["negative_prompt"] = [call["negative_prompt"]] * len(PROMPTS)
+    with torch.no_grad():
+        pipe(prompt=list(PROMPTS), **given)
+    hook.remove()
+    return Seen(calls, *steps[0])
+
+
+def shapes(given: dict[str, Any]) -> dict[str, Any]:
+    """Shapes of the tensors among the arguments."""
+    tensors = {
+        key: tree_map_only(torch.Tensor, lambda value: tuple(value.shape), value) for key, value in given.items()
+    }
+    return {
+        key: tensors[key] for key in given if any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(given[key]))
+    }
+
+
+def arranged(case: Case, tmp_path: Path) -> tuple[Any, dict[str, Any], Path]:
+    pipe = TINY[case.name].fresh()
+    pipe.save_pretrained(tmp_path / "pipeline")
+    if (adjust := TINY[case.name].adjust) is not None:
+        adjust(pipe)
+    call = {key: value for key, value in {**TINY[case.name].call, **case.call}.items() if value is not None}
+    return pipe, call, tmp_path / "pipeline"
+
+
+def estimated(path: Path, call: dict[str, Any], dtype: str = "float32") -> Model:
+    plain = {key: value for key, value in call.items() if not isinstance(value, tuple)}
+    return model_of(ModelConfig(path=str(path), call=plain, lora={"rank": 4, "alpha": 8.0}, dtype=dtype))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.name}-{case.call}")
+def test_the_denoiser_is_called_as_often_and_with_the_shapes_that_are_counted(case: Case, tmp_path: Path) -> None:
+    pipe, call, path = arranged(case, tmp_path)
+    seen, model, architecture = called(pipe, call), estimated(path, call), architecture_of(str(path))
+    assert (model.branches, model.rows) == (case.evaluations, case.rows)
+    assert len(seen.calls) == model.branches // model.rows
+    name, config = architecture.denoiser
+    family, given = FAMILIES[name], seen.calls[0]
+    settings = {**built(name, config, torch.float32).config, **architecture.inputs}
+    text = next(given[key] for key in ("encoder_hidden_states", "cap_feats") if key in given)
+    # A pipeline that does not pad prompts gives the tokens of its prompts; and tiny CLIPs read fewer tokens than CLIP.
+    padded = family.text_tokens is not None and not family.fixed
+    tokens = family.tokens(call) if padded else text[0].shape[0]
+    counted = family.inputs(settings, latent_shape(architecture, call), tokens, model.rows * len(PROMPTS))
+    found = {key: value for key, value in shapes(given).items() if key not in BESIDE}
+    assert _same_text(shapes(counted)) == _same_text(found)
+    assert model.elements == math.prod(seen.state.shape[1:])
+
+
+def _same_text(found: dict[str, Any]) -> dict[str, Any]:
+    """The shapes, with texts of equal length: without padding, prompts of a batch differ."""
+    return {key: (len(value) if key == "cap_feats" else value) for key, value in found.items()}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.name}-{case.call}")
+def test_states_and_predictions_have_the_bytes_that_are_counted(case: Case, tmp_path: Path) -> None:
+    """In bfloat16: a prediction takes two bytes a number if bfloat16 holds it exactly."""
+    pipe, call, path = arranged(case, tmp_path)
+    seen, model = called(pipe.to(torch.bfloat16), call), estimated(path, call, "bfloat16")
+    assert model.state_bytes == seen.state.element_size()
+    exact = torch.equal(seen.prediction.float(), seen.prediction.bfloat16().float())
+    assert model.prediction_bytes == (2 if exact else 4)
+
+
+def test_a_distilled_klein_is_evaluated_once(tmp_path: Path) -> None:
+    import diffusers
+
+    from flowgrpo.pipelines.conformance.images import flux2_klein_parts
+
+    pipe = diffusers.Flux2KleinPipeline(**flux2_klein_parts(), is_distilled=True)
+    pipe.save_pretrained(tmp_path / "pipeline")
+    call = dict(TINY["Flux2KleinPipeline"].call)
+    assert len(called(pipe, call).calls) == estimated(tmp_path / "pipeline", call).branches == 1
