@@ -37,6 +37,6 @@ def _copied(recipe: Recipe, model: Model) -> int:
     """Bytes of the parts of a pipeline that are not trained: they are copied in the dtype of their files."""
     folder = Path(model_folder(recipe.model.path))
     if not folder.is_dir():
-        return model.vae + model.encoders + model.image_encoders
+        return model.vae + model.encoders + model.image_encoders + model.others
     parts = [path for path in folder.iterdir() if "transformer" not in path.name and not path.name.startswith("unet")]
     return sum(file.stat().st_size for part in parts for file in part.rglob("*") if file.is_file())

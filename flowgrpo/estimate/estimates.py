@@ -70,6 +70,7 @@ class Estimate:
         iterations, evaluations, quick_evaluations: their numbers. A quick evaluation within another one costs nothing.
         prompts_known: whether the numbers of prompts come from the files or from published files of the same name.
         full: whether all weights are trained.
+        released: whether the text encoders are released, so that the embeddings of all prompts are kept.
     """
 
     gpu: Gpu
@@ -89,6 +90,7 @@ class Estimate:
     quick_evaluations: int
     prompts_known: bool
     full: bool
+    released: bool
 
     @property
     def peak(self) -> int:
@@ -161,7 +163,7 @@ def estimate(
         sharding=shares.name,
         resting=stays,
         passing=passing(recipe, model, shares),
-        start=sum(stays.get(name, 0) for name in ("denoiser", "VAE", "image encoder", "LoRA"))
+        start=sum(stays.get(name, 0) for name in ("denoiser", "VAE", "image encoder", "other networks", "LoRA"))
         + model.encoders
         + cached,
         waiting=waits,
@@ -174,6 +176,7 @@ def estimate(
         quick_evaluations=_quick_alone(recipe) if few else 0,
         prompts_known=known and heldout_known,
         full=recipe.model.train == "full",
+        released=recipe.model.release_text_encoders,
     )
 
 
@@ -279,7 +282,8 @@ def table(found: Estimate) -> list[str]:
     if found.peak > found.gpu.gib * GIB:
         largest = max(found.resting, key=lambda name: found.resting[name], default="")
         if largest == "prompt embeddings":
-            mend = "the embeddings of the prompts take most of it; write model.release_text_encoders: false"
+            fewer = "write model.release_text_encoders: false" if found.released else "use fewer prompts"
+            mend = f"the embeddings of the prompts take most of it; {fewer}"
         elif (
             found.full and found.sharding is None and (rest := sum(found.resting.values()) / GIB) > 0.8 * found.gpu.gib
         ):

@@ -119,6 +119,7 @@ def resting(recipe: Recipe, model: Model, expected: Forecast, share: int, shares
         "VAE": model.vae,
         "text encoders": 0 if recipe.model.release_text_encoders else model.encoders,
         "image encoder": model.image_encoders,
+        "other networks": model.others,
         **own,
         "rollout states": share * model.elements * states,
     }

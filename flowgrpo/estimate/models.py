@@ -36,7 +36,7 @@ class Model:
         rounded: number of trained parameters that the denoiser has in half precision.
         block: parameters in the largest block; FSDP2 shards a denoiser block by block.
         outside: parameters of a denoiser that are in no block.
-        elements: elements of a latent.
+        elements: elements of a state: of a latent, and of its sound.
         state_bytes: bytes of one element of a state.
         prediction_bytes: bytes of one element of a stored prediction.
         prompt_bytes: bytes of a prompt's embeddings.
@@ -45,6 +45,7 @@ class Model:
         evaluation: cost of one evaluation.
         decode_flops, decode_bytes: cost of decoding one latent.
         image_encoders: bytes of the weights of image encoders.
+        others: bytes of the weights of further networks.
     """
 
     denoiser: int
@@ -64,6 +65,7 @@ class Model:
     decode_flops: float
     decode_bytes: int
     image_encoders: int = 0
+    others: int = 0
 
 
 def model_of(config: ModelConfig) -> Model:
@@ -77,10 +79,12 @@ def model_of(config: ModelConfig) -> Model:
     family = FAMILIES[architecture.denoiser[0]]
     dtype = DTYPES[config.dtype]
     latent = latent_shape(architecture, call)
-    branches = family.branches(call, architecture.one_evaluation)
+    evaluations = family.evaluations(call, architecture.one_evaluation)
+    beside = tuple(family.beside(call, architecture.inputs).items())
     adapter = config.lora.model_dump_json() if config.train == "lora" else None
     tokens = family.tokens(call) + int(architecture.inputs.get("read_tokens", 0))
-    denoiser = _denoiser(path, config.pipeline, config.dtype, adapter, latent, tokens, config.quantize is not None)
+    quantized = config.quantize is not None
+    denoiser = _denoiser(path, config.pipeline, config.dtype, adapter, latent, tokens, beside, quantized)
     vae, decode_flops, decode_bytes = _decoder(path, config.dtype, latent)
     return Model(
         denoiser=architecture.experts * denoiser.bytes,
@@ -91,12 +95,13 @@ def model_of(config: ModelConfig) -> Model:
         rounded=architecture.experts * denoiser.rounded,
         block=denoiser.block,
         outside=denoiser.outside,
-        elements=math.prod(latent),
+        others=sum(architecture.others.values()) * dtype.itemsize,
+        elements=math.prod(latent) + denoiser.beside,
         state_bytes=4 if family.float32 else dtype.itemsize,
-        prediction_bytes=4 if family.predicts_float32(branches) else dtype.itemsize,
-        prompt_bytes=family.embeddings(branches) * denoiser.prompt * dtype.itemsize,
-        branches=branches,
-        rows=branches if family.together else 1,
+        prediction_bytes=4 if evaluations.wide else dtype.itemsize,
+        prompt_bytes=evaluations.texts * denoiser.prompt * dtype.itemsize,
+        branches=evaluations.number,
+        rows=evaluations.rows,
         evaluation=denoiser.evaluation,
         decode_flops=decode_flops,
         decode_bytes=decode_bytes,
@@ -109,7 +114,9 @@ _TEXTS = "encoder_hidden_states", "pooled_projections", "text_embeds", "cap_feat
 
 @dataclass(frozen=True)
 class _Denoiser:
-    """Sizes of a denoiser: bytes, numbers of parameters, elements of a prompt's embeddings; cost of an evaluation."""
+    """Sizes of a denoiser: bytes, numbers of parameters, elements of a prompt's embeddings and of what is beside the
+    latent in a state; cost of an evaluation.
+    """
 
     bytes: int
     trained: int
@@ -117,6 +124,7 @@ class _Denoiser:
     block: int
     outside: int
     prompt: int
+    beside: int
     evaluation: Footprint
 
 
@@ -128,6 +136,7 @@ def _denoiser(
     adapter: str | None,
     latent: tuple[int, ...],
     tokens: int,
+    beside: tuple[tuple[str, int], ...],
     quantized: bool,
 ) -> _Denoiser:
     """The denoiser of a pipeline on `meta`, trained with a LoRA (`adapter`, as JSON) or, without one, in full."""
@@ -142,7 +151,7 @@ def _denoiser(
         weights = TrainedWeights.lora(pipe, spec, seed=0, modules=modules)
     else:
         weights = TrainedWeights.full(pipe, modules=modules)
-    settings: Any = {**module.config, **architecture.inputs}  # type: ignore[dict-item]
+    settings: Any = {**module.config, **architecture.inputs, **dict(beside)}  # type: ignore[dict-item]
     with torch.device("meta"):
         family = FAMILIES[name]
         inputs = tree_map_only(Tensor, lambda value: value.to(dtype), family.inputs(settings, latent, tokens, ROWS))
@@ -150,13 +159,15 @@ def _denoiser(
     blocks = [_numbers(block) for block in repeated_blocks(module)]
     given = inputs | inputs.get("added_cond_kwargs", {})
     texts = [given[key] for key in _TEXTS if key in given]
+    kept = architecture.inputs.get("kept_width")
     return _Denoiser(
         bytes=size,
         trained=sum(parameter.numel() for parameter in weights.parameters()),
         rounded=sum(p.numel() for p in module.parameters() if p.requires_grad and p.dtype != torch.float32),
         block=max(blocks, default=0),
         outside=_numbers(module) - sum(blocks),
-        prompt=sum(text[0].numel() for text in texts),
+        prompt=tokens * kept if kept else sum(text[0].numel() for text in texts),
+        beside=given["audio_hidden_states"][0].numel() if "audio_hidden_states" in given else 0,
         evaluation=evaluation,
     )
 

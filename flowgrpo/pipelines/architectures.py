@@ -17,7 +17,7 @@ from ..weights.json_files import read_json_object
 from ..weights.pipeline_folders import is_part
 from ..weights.precision import cast_base
 from .families import FAMILIES
-from .known_pipelines import CAUSAL_VAE, EDITS, KNOWN, ONE_EVALUATION, Architecture
+from .known_pipelines import CAUSAL_VAE, EDITED, EDITS, KNOWN, ONE_EVALUATION, Architecture
 
 
 def architecture_of(path: str, pipeline: str | None = None) -> Architecture:
@@ -41,7 +41,8 @@ def architecture_of(path: str, pipeline: str | None = None) -> Architecture:
         if pipeline is None:
             return known
         once = known.one_evaluation or pipeline in ONE_EVALUATION
-        return replace(known, inputs=EDITS.get(pipeline, {}), one_evaluation=once)
+        own = {key: value for key, value in known.inputs.items() if key not in EDITED}
+        return replace(known, inputs={**own, **EDITS.get(pipeline, {})}, one_evaluation=once)
     index = _read(folder / "model_index.json")
     part = {name: entry[1] for name, entry in index.items() if is_part(entry)}
     key = "unet" if "unet" in part else "transformer"
@@ -58,14 +59,28 @@ def architecture_of(path: str, pipeline: str | None = None) -> Architecture:
         (part["vae"], _read(folder / "vae" / "config.json")),
         {name: _stored_numbers(folder / name) for name in encoders},
         experts=2 if "transformer_2" in part else 1,
+        others={name: _stored_numbers(folder / name) for name in OTHERS if name in part},
         one_evaluation=kind in ONE_EVALUATION or bool(index.get("is_distilled")),
         image_encoders={name: _stored_numbers(folder / name) for name in vision},
         inputs={
             **EDITS.get(kind, {}),
             "expand_timesteps": bool(index.get("expand_timesteps")),
             **({"image_tokens": _image_tokens(folder / vision[0] / "config.json")} if vision else {}),
+            **(_sound(folder) if FAMILIES[part[key]].sound else {}),
         },
     )
+
+
+OTHERS = "connectors", "audio_vae", "vocoder"
+"""Folders of further networks of a pipeline, which stay on the card."""
+
+
+def _sound(folder: Path) -> dict[str, Any]:
+    """`sound_rate` and `kept_width` of a pipeline that makes a sound, see `Architecture.inputs`."""
+    sound, texts = _read(folder / "audio_vae" / "config.json"), _read(folder / "connectors" / "config.json")
+    # The autoencoder of sounds has one token for four steps of its spectrogram, as a constant of its module.
+    rate = sound.get("sample_rate", 16000) / sound.get("mel_hop_length", 160) / 4
+    return {"sound_rate": rate, "kept_width": texts["caption_channels"] * texts["text_proj_in_factor"]}
 
 
 def _image_tokens(path: Path) -> int:
@@ -99,18 +114,28 @@ def latent_shape(architecture: Architecture, call: Mapping[str, Any]) -> tuple[i
     """
     (name, config), (_, settings) = architecture.denoiser, architecture.vae
     family = FAMILIES[name]
-    blocks = settings.get("block_out_channels") or settings.get("dim_mult") or CAUSAL_VAE["dim_mult"]
-    given = settings.get("scale_factor_spatial") or settings.get("spatial_compression_ratio")
-    scale = int(given or 2 ** (len(blocks) - 1))
+    scale, each = _compression(settings)
     square = int(config.get("sample_size", 1024 // scale)) * scale
     tall, wide = family.size or (square, square)
     height, width = int(call.get("height", tall)) // scale, int(call.get("width", wide)) // scale
     channels = int(settings.get("latent_channels") or settings.get("z_dim") or CAUSAL_VAE["z_dim"])
     if family.frames is None:
         return channels, height, width
-    each = int(settings.get("scale_factor_temporal") or settings.get("temporal_compression_ratio") or 4)
     frames = family.frames if family.frames == 1 else int(call.get("num_frames", family.frames))
     return channels, (frames - 1) // each + 1, height, width
+
+
+def _compression(settings: Mapping[str, Any]) -> tuple[int, int]:
+    """How many times smaller a latent is than its picture, on a side; and how many frames of a video make one of it."""
+    blocks = settings.get("block_out_channels") or settings.get("dim_mult") or CAUSAL_VAE["dim_mult"]
+    space, time = 2 ** (len(blocks) - 1), 4
+    if "spatio_temporal_scaling" in settings:
+        halved = 2 ** sum(settings["spatio_temporal_scaling"])
+        space, time = settings["patch_size"] * halved, settings["patch_size_t"] * halved
+    return (
+        int(settings.get("scale_factor_spatial") or settings.get("spatial_compression_ratio") or space),
+        int(settings.get("scale_factor_temporal") or settings.get("temporal_compression_ratio") or time),
+    )
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -31,6 +31,22 @@ class Scale(NamedTuple):
         return (self.default if given is None else float(given)) > self.above
 
 
+class GuidedCalls(NamedTuple):
+    """How a pipeline evaluates a state.
+
+    Attributes:
+        number: of rows of the denoiser for one state.
+        rows: how many of these rows the largest call of the denoiser has.
+        texts: how many prompts are kept encoded for one prompt.
+        wide: whether the prediction needs float32, whatever the dtype of the weights.
+    """
+
+    number: int
+    rows: int
+    texts: int
+    wide: bool
+
+
 @dataclass(frozen=True)
 class Family:
     """How pipelines call a denoiser of one class.
@@ -39,7 +55,7 @@ class Family:
         inputs: (configuration, latent shape, text tokens, rows) -> the arguments, on the default device.
         text_tokens: tokens of a prompt in the pipeline's default call; None if the pipeline does not pad prompts.
         fixed: how many of these tokens `max_sequence_length` does not change.
-        guidance: if this is in force, every state is evaluated twice.
+        guidance: if one of these is in force, every state is evaluated twice.
         negative: whether guidance needs a `negative_prompt` too.
         together: whether both evaluations are one call with twice the rows.
         float32: whether the pipeline keeps its states in float32, whatever the dtype of its weights.
@@ -47,6 +63,8 @@ class Family:
         alike: whether blocks with equal weights cost the same. The blocks of a U-Net may have different resolutions.
         wide: when the pipeline's prediction needs float32, whatever the dtype of the weights: a pipeline combines the
             predictions of guidance in float32, or computes its velocity from predicted noise.
+        further: each group takes one more evaluation, in a call of its own, if one of its scales is in force.
+        sound: whether the state has a sound beside the video.
         frames: frames of the pipeline's default call. It is 1 for images whose latents have an axis of frames, and None
             for latents without this axis.
         size: height and width of the pipeline's default call; None for a square of the denoiser's `sample_size`.
@@ -55,34 +73,46 @@ class Family:
     inputs: Callable[[Mapping[str, Any], tuple[int, ...], int, int], dict[str, Any]]
     text_tokens: int | None
     fixed: int
-    guidance: Scale
+    guidance: tuple[Scale, ...]
     negative: bool
     together: bool
     float32: bool
     apart: bool = False
     alike: bool = True
     wide: Literal["never", "guided", "always"] = "never"
+    further: tuple[tuple[Scale, ...], ...] = ()
+    sound: bool = False
     frames: int | None = None
     size: tuple[int, int] | None = None
 
-    def branches(self, call: Mapping[str, Any], one_evaluation: bool = False) -> int:
-        """Evaluations of the denoiser for one state.
+    def evaluations(self, call: Mapping[str, Any], one: bool = False) -> GuidedCalls:
+        """How the pipeline evaluates a state.
 
         Args:
             call: arguments of the pipeline's call.
-            one_evaluation: whether the pipeline never makes a second evaluation, because its model was distilled.
+            one: whether the pipeline never makes a second evaluation, because its model was distilled.
         """
-        if one_evaluation or (self.negative and call.get("negative_prompt") is None):
-            return 1
-        return 2 if self.guidance.in_force(call) else 1
+        possible = not one and not (self.negative and call.get("negative_prompt") is None)
+        guided = possible and any(scale.in_force(call) for scale in self.guidance)
+        more = sum(any(scale.in_force(call) for scale in group) for group in self.further)
+        return GuidedCalls(
+            number=1 + guided + more,
+            rows=2 if guided and self.together else 1,
+            texts=2 if guided and not self.apart else 1,
+            wide=self.wide == "always" or (self.wide == "guided" and guided),
+        )
 
-    def embeddings(self, branches: int) -> int:
-        """How many prompts are kept encoded for one prompt, if a state is evaluated `branches` times."""
-        return 1 if self.apart else branches
+    def beside(self, call: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, int]:
+        """What a call adds to the denoiser's configuration: `sound_tokens`, for a state with a sound.
 
-    def predicts_float32(self, branches: int) -> bool:
-        """Whether the prediction needs float32, if a state is evaluated `branches` times."""
-        return self.wide == "always" or (self.wide == "guided" and branches > 1)
+        Args:
+            call: arguments of the pipeline's call.
+            inputs: of the pipeline's `Architecture`.
+        """
+        if not self.sound:
+            return {}
+        seconds = int(call.get("num_frames", self.frames)) / float(call.get("frame_rate", FRAME_RATE))
+        return {"sound_tokens": round(seconds * float(inputs["sound_rate"]))}
 
     def tokens(self, call: Mapping[str, Any]) -> int:
         """Text tokens of a prompt."""
@@ -93,6 +123,8 @@ class Family:
 
 PROMPT_TOKENS = 64
 """The number of tokens that is assumed for a prompt if the pipeline does not pad it."""
+FRAME_RATE = 24.0
+"""Frames a second of a video with sound, if the call does not give another rate."""
 
 
 def _sd3(config: Mapping[str, Any], latent: tuple[int, ...], tokens: int, rows: int) -> dict[str, Any]:
@@ -189,6 +221,30 @@ def _hunyuan_video(config: Mapping[str, Any], latent: tuple[int, ...], tokens: i
     }
 
 
+def _ltx2(config: Mapping[str, Any], latent: tuple[int, ...], tokens: int, rows: int) -> dict[str, Any]:
+    video, sound = math.prod(latent[1:]), config["sound_tokens"]
+    widths = [config["caption_channels"]] * 2
+    if not config.get("use_prompt_embeddings", True):
+        widths = [config["cross_attention_dim"], config["audio_cross_attention_dim"]]
+    return {
+        "hidden_states": torch.empty(rows, video, config["in_channels"]),
+        "audio_hidden_states": torch.empty(rows, sound, config["audio_in_channels"]),
+        "encoder_hidden_states": torch.empty(rows, tokens, widths[0]),
+        "audio_encoder_hidden_states": torch.empty(rows, tokens, widths[1]),
+        "timestep": torch.empty(rows),
+        "sigma": torch.empty(rows),
+        "encoder_attention_mask": torch.empty(rows, tokens),
+        "audio_encoder_attention_mask": torch.empty(rows, tokens),
+        "num_frames": latent[1],
+        "height": latent[2],
+        "width": latent[3],
+        "audio_num_frames": sound,
+        "video_coords": torch.empty(rows, 3, video, 2),
+        "audio_coords": torch.empty(rows, 1, sound, 2),
+        "use_cross_timestep": True,
+    }
+
+
 def _unet(config: Mapping[str, Any], latent: tuple[int, ...], tokens: int, rows: int) -> dict[str, Any]:
     inputs: dict[str, Any] = {
         "sample": torch.empty(rows, config["in_channels"], *latent[1:]),
@@ -215,20 +271,38 @@ def _unet(config: Mapping[str, Any], latent: tuple[int, ...], tokens: int, rows:
 SDXL_TIMES = 6
 """How many numbers SDXL gets about the sizes and corners of the picture."""
 
-_GUIDANCE, _TRUE_GUIDANCE = Scale("guidance_scale", 5.0), Scale("true_cfg_scale", 1.0)
+_GUIDANCE, _TRUE_GUIDANCE = (Scale("guidance_scale", 5.0),), (Scale("true_cfg_scale", 1.0),)
 
 FAMILIES = {
     "SD3Transformer2DModel": Family(_sd3, 333, 77, _GUIDANCE, False, True, False),
     "FluxTransformer2DModel": Family(_flux, 512, 0, _TRUE_GUIDANCE, True, False, False, apart=True),
-    "Flux2Transformer2DModel": Family(_flux2, 512, 0, Scale("guidance_scale", 4.0), False, False, False, apart=True),
+    "Flux2Transformer2DModel": Family(_flux2, 512, 0, _GUIDANCE, False, False, False, apart=True),
     "QwenImageTransformer2DModel": Family(_qwen, None, 0, _TRUE_GUIDANCE, True, False, False, apart=True, frames=1),
     # Z-Image computes its guidance as p + s · (p - n), so any scale above 0 is in force.
     "ZImageTransformer2DModel": Family(
-        _z_image, None, 0, Scale("guidance_scale", 5.0, above=0.0), False, True, True, wide="guided"
+        _z_image, None, 0, (Scale("guidance_scale", 5.0, above=0.0),), False, True, True, wide="guided"
     ),
     "WanTransformer3DModel": Family(_wan, 512, 0, _GUIDANCE, False, False, True, frames=81, size=(480, 832)),
     "HunyuanVideoTransformer3DModel": Family(
         _hunyuan_video, 256, 0, _TRUE_GUIDANCE, True, False, True, apart=True, frames=129, size=(720, 1280)
+    ),
+    # Video and sound have scales of their own. Either of two scales brings its evaluation for both.
+    "LTX2VideoTransformer3DModel": Family(
+        _ltx2,
+        1024,
+        0,
+        (Scale("guidance_scale", 3.0), Scale("audio_guidance_scale", 7.0)),
+        False,
+        True,
+        True,
+        wide="always",
+        further=(
+            (Scale("stg_scale", 1.0, above=0.0), Scale("audio_stg_scale", 1.0, above=0.0)),
+            (Scale("modality_scale", 3.0), Scale("audio_modality_scale", 3.0)),
+        ),
+        sound=True,
+        frames=121,
+        size=(512, 768),
     ),
     "UNet2DConditionModel": Family(_unet, 77, 77, _GUIDANCE, False, True, False, alike=False, wide="always"),
 }

@@ -9,6 +9,8 @@ from typing import Any
 T5_XXL, UMT5_XXL, QWEN_VL = 4_762_310_656, 5_680_910_336, 8_292_166_656
 CLIP_L, CLIP_L_PROJECTED, CLIP_G = 123_060_480, 123_650_304, 694_659_840
 MISTRAL_SMALL, QWEN3_4B, QWEN3_8B, LLAMA3_8B = 23_340_272_640, 4_022_468_096, 8_190_735_360, 7_504_924_672
+GEMMA3_12B = 12_187_325_040
+LTX2_CONNECTORS, LTX2_SOUND, LTX2_VOCODER = 1_431_475_200, 53_248_146, 55_592_802
 CLIP_H_VISION, CLIP_H_TOKENS = 630_766_080, 257
 _VAE = {
     "block_out_channels": [128, 256, 512, 512], "down_block_types": ["DownEncoderBlock2D"] * 4,
@@ -38,7 +40,10 @@ class Architecture:
         image_encoders: image encoder -> number of its parameters.
         inputs: what the denoiser's configuration does not say about the denoiser's inputs: `image_tokens`, the tokens
             of a picture from its encoder; `expand_timesteps`, whether each token has a noise level; and of an edited
-            picture, `picture_tokens` beside the state and `read_tokens` beside the text.
+            picture, `picture_tokens` beside the state and `read_tokens` beside the text; of a video with sound,
+            `sound_rate`, the tokens of a second; and `kept_width`, how many numbers of a token of a prompt are kept, if
+            the pipeline makes the denoiser's input of them in each call.
+        others: networks that stay on the card, beside denoiser, autoencoder and encoders -> number of their parameters.
         one_evaluation: whether guidance never takes a second evaluation, because the model was distilled.
     """
 
@@ -49,6 +54,7 @@ class Architecture:
     image_encoders: Mapping[str, int] = field(default_factory=dict)
     inputs: Mapping[str, Any] = field(default_factory=dict)
     one_evaluation: bool = False
+    others: Mapping[str, int] = field(default_factory=dict)
 
 
 # These classes bring a picture to about a million pixels, whatever size the sample has. The tokens of its latents are
@@ -62,6 +68,7 @@ EDITS: dict[str, dict[str, int]] = {
     "QwenImageEditPlusPipeline": {"picture_tokens": _MILLION, "read_tokens": _READ_SMALL},
 }
 """Classes that edit a picture -> the tokens of one picture."""
+EDITED = "picture_tokens", "read_tokens"
 ONE_EVALUATION = frozenset({"Flux2Pipeline", "Flux2KleinKVPipeline"})
 """Classes that evaluate each state once, whatever the guidance."""
 _FLUX = Architecture(
@@ -153,6 +160,20 @@ KNOWN = {
         ("HunyuanVideoTransformer3DModel", {}),
         ("AutoencoderKLHunyuanVideo", {"latent_channels": 16, "spatial_compression_ratio": 8}),
         {"LLaVA-Llama-3-8B": LLAMA3_8B, "CLIP-L": CLIP_L},
+    ),
+    "Lightricks/LTX-2": Architecture(
+        ("LTX2VideoTransformer3DModel", {"rope_type": "split"}),
+        (
+            "AutoencoderKLLTX2Video",
+            {
+                "latent_channels": 128, "decoder_causal": False,
+                "spatial_compression_ratio": 32, "temporal_compression_ratio": 8,
+            },
+        ),
+        {"Gemma-3-12B": GEMMA3_12B},
+        # The hidden states of 48 layers and of the embedding.
+        inputs={"sound_rate": 25, "kept_width": 49 * 3840},
+        others={"connectors": LTX2_CONNECTORS, "audio_vae": LTX2_SOUND, "vocoder": LTX2_VOCODER},
     ),
     "stable-diffusion-v1-5/stable-diffusion-v1-5": Architecture(
         ("UNet2DConditionModel", {"sample_size": 64, "cross_attention_dim": 768}),

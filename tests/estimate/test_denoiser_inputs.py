@@ -4,6 +4,7 @@ import inspect
 import math
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -31,6 +32,7 @@ class Case(NamedTuple):
     rows: int = 1
 
 
+ONLY_TEXT = {"stg_scale": 0.0, "audio_stg_scale": 0.0, "modality_scale": 1.0, "audio_modality_scale": 1.0}
 CASES = [
     Case("StableDiffusion3Pipeline", {}, 2, 2),
     Case("StableDiffusion3Pipeline", {"guidance_scale": 1.0}, 1),
@@ -48,38 +50,48 @@ CASES = [
     Case("WanPipeline", {"height": 32, "width": 48, "num_frames": 9}, 2),
     Case("HunyuanVideoPipeline", {"height": 32, "width": 48, "num_frames": 9}, 1),
     Case("HunyuanVideoPipeline, true guidance", {}, 2),
+    Case("LTX2Pipeline", {"height": 32, "width": 64, "num_frames": 9}, 4, 2),
+    Case("LTX2Pipeline", {"num_frames": 25, "frame_rate": None, "stg_scale": 0.0, "audio_stg_scale": 0.0}, 3, 2),
+    Case("LTX2Pipeline", {"modality_scale": 1.0, "guidance_scale": 1.0, "audio_guidance_scale": 1.0}, 3),
+    Case("LTX2Pipeline", ONLY_TEXT, 2, 2),
+    Case("LTX2Pipeline", {**ONLY_TEXT, "guidance_scale": 1.0, "audio_guidance_scale": 1.0}, 1),
 ]
 
 
 class Seen(NamedTuple):
-    """Arguments of each call of the denoiser, and the state and prediction of the first step."""
+    """Arguments of each call of the denoiser, and the states and predictions of the step: video and sound are two."""
 
     calls: list[dict[str, Any]]
-    state: torch.Tensor
-    prediction: torch.Tensor
+    states: list[torch.Tensor]
+    predictions: list[torch.Tensor]
 
 
 def called(pipe: Any, call: dict[str, Any]) -> Seen:
     """One step of a pipeline's own call."""
     calls, steps = list[dict[str, Any]](), list[tuple[Any, ...]]()
-    own, names = pipe.scheduler.step, inspect.signature(type(pipe.transformer).forward)
+    scheduler, names = type(pipe.scheduler), inspect.signature(type(pipe.transformer).forward)
+    own = scheduler.step
 
     def watch(module: Any, args: Any, given: Any) -> None:
         calls.append({k: v for k, v in names.bind(module, *args, **given).arguments.items() if k != "self"})
 
-    def step(prediction: Any, time: Any, state: Any, *args: Any, **given: Any) -> Any:
+    def step(self: Any, prediction: Any, time: Any, state: Any, *args: Any, **given: Any) -> Any:
         steps.append((state.clone(), prediction.clone()))
-        return own(prediction, time, state, *args, **given)
+        return own(self, prediction, time, state, *args, **given)
 
     hook = pipe.transformer.register_forward_pre_hook(watch, with_kwargs=True)
-    pipe.scheduler.step = step
     given = {**call, "num_inference_steps": 1, "output_type": "latent"}
     if call.get("negative_prompt") is not None:
         given["negative_prompt"] = [call["negative_prompt"]] * len(PROMPTS)
-    with torch.no_grad():
+    # LTX-2 copies its scheduler for the sound, so the class is watched.
+    with torch.no_grad(), patch.object(scheduler, "step", step):
         pipe(prompt=list(PROMPTS), **given)
     hook.remove()
-    return Seen(calls, *steps[0])
+    return Seen(calls, *map(list, zip(*steps)))
+
+
+def rows_of(given: dict[str, Any]) -> int:
+    return len(given["hidden_states"] if "hidden_states" in given else given["x"])
 
 
 def shapes(given: dict[str, Any]) -> dict[str, Any]:
@@ -111,10 +123,13 @@ def test_the_denoiser_is_called_as_often_and_with_the_shapes_that_are_counted(ca
     pipe, call, path = arranged(case, tmp_path)
     seen, model, architecture = called(pipe, call), estimated(path, call), architecture_of(str(path))
     assert (model.branches, model.rows) == (case.evaluations, case.rows)
-    assert len(seen.calls) == model.branches // model.rows
+    assert [rows_of(given) for given in seen.calls] == [model.rows * len(PROMPTS)] + [len(PROMPTS)] * (
+        model.branches - model.rows
+    )
     name, config = architecture.denoiser
     family, given = FAMILIES[name], seen.calls[0]
-    settings = {**built(name, config, torch.float32).config, **architecture.inputs}
+    beside = {**architecture.inputs, **family.beside(call, architecture.inputs)}
+    settings = {**built(name, config, torch.float32).config, **beside}
     text = next(given[key] for key in ("encoder_hidden_states", "cap_feats") if key in given)
     # A pipeline that does not pad prompts gives the tokens of its prompts; and tiny CLIPs read fewer tokens than CLIP.
     padded = family.text_tokens is not None and not family.fixed
@@ -122,7 +137,7 @@ def test_the_denoiser_is_called_as_often_and_with_the_shapes_that_are_counted(ca
     counted = family.inputs(settings, latent_shape(architecture, call), tokens, model.rows * len(PROMPTS))
     found = {key: value for key, value in shapes(given).items() if key not in BESIDE}
     assert _same_text(shapes(counted)) == _same_text(found)
-    assert model.elements == math.prod(seen.state.shape[1:])
+    assert model.elements == sum(math.prod(state.shape[1:]) for state in seen.states)
 
 
 def _same_text(found: dict[str, Any]) -> dict[str, Any]:
@@ -135,8 +150,8 @@ def test_states_and_predictions_have_the_bytes_that_are_counted(case: Case, tmp_
     """In bfloat16: a prediction takes two bytes a number if bfloat16 holds it exactly."""
     pipe, call, path = arranged(case, tmp_path)
     seen, model = called(pipe.to(torch.bfloat16), call), estimated(path, call, "bfloat16")
-    assert model.state_bytes == seen.state.element_size()
-    exact = torch.equal(seen.prediction.float(), seen.prediction.bfloat16().float())
+    assert {state.element_size() for state in seen.states} == {model.state_bytes}
+    exact = all(torch.equal(found.float(), found.bfloat16().float()) for found in seen.predictions)
     assert model.prediction_bytes == (2 if exact else 4)
 
 
@@ -149,3 +164,19 @@ def test_a_distilled_klein_is_evaluated_once(tmp_path: Path) -> None:
     pipe.save_pretrained(tmp_path / "pipeline")
     call = dict(TINY["Flux2KleinPipeline"].call)
     assert len(called(pipe, call).calls) == estimated(tmp_path / "pipeline", call).branches == 1
+
+
+@pytest.mark.parametrize("scale", [3.0, 1.0])
+def test_ltx2_keeps_the_hidden_states_of_all_layers(scale: float, tmp_path: Path) -> None:
+    """Its connectors make the denoiser's texts in each call of what `encode_prompt` returned."""
+    case = Case("LTX2Pipeline", {"guidance_scale": scale, "audio_guidance_scale": scale}, 4, 2)
+    pipe, call, path = arranged(case, tmp_path)
+    texts = pipe.encode_prompt("a", "b", do_classifier_free_guidance=scale > 1, max_sequence_length=16)
+    kept = [text for text in (texts[0], texts[2]) if text is not None]
+    assert estimated(path, call).prompt_bytes == 4 * sum(text.numel() for text in kept)
+
+
+def test_ltx2_has_further_networks_on_the_card(tmp_path: Path) -> None:
+    pipe, call, path = arranged(Case("LTX2Pipeline", {}, 4, 2), tmp_path)
+    parts = (pipe.connectors, pipe.audio_vae, pipe.vocoder)
+    assert estimated(path, call).others == 4 * sum(t.numel() for part in parts for t in part.state_dict().values())
