@@ -2,6 +2,7 @@
 
 import inspect
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -11,10 +12,12 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from flowgrpo.configs.schema import ModelConfig
+from flowgrpo.estimate.estimates import GIB, estimate, table
 from flowgrpo.estimate.models import Model, model_of
 from flowgrpo.pipelines.architectures import architecture_of, built, latent_shape
 from flowgrpo.pipelines.conformance.conform import TINY
 from flowgrpo.pipelines.families import FAMILIES
+from tests.estimate.test_estimates import recipe
 
 pytestmark = pytest.mark.slow
 
@@ -180,3 +183,35 @@ def test_ltx2_has_further_networks_on_the_card(tmp_path: Path) -> None:
     pipe, call, path = arranged(Case("LTX2Pipeline", {}, 4, 2), tmp_path)
     parts = (pipe.connectors, pipe.audio_vae, pipe.vocoder)
     assert estimated(path, call).others == 4 * sum(t.numel() for part in parts for t in part.state_dict().values())
+
+
+def test_a_class_of_the_recipe_keeps_what_belongs_to_the_weights() -> None:
+    klein, base = (f"black-forest-labs/FLUX.2-klein-{name}" for name in ("4B", "base-4B"))
+    assert architecture_of(klein, "Flux2KleinPipeline").one_evaluation
+    assert not architecture_of(base, "Flux2KleinPipeline").one_evaluation
+    assert architecture_of(base, "Flux2KleinKVPipeline").one_evaluation
+    ltx2 = architecture_of("Lightricks/LTX-2")
+    assert architecture_of("Lightricks/LTX-2", "LTX2ConditionPipeline") == ltx2
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("HunyuanVideoTransformer3DModel", {"image_condition_type": "token_replace"}),
+        ("HunyuanVideoTransformer3DModel", {"in_channels": 33}),
+        ("ZImageTransformer2DModel", {"siglip_feat_dim": 1152}),
+    ],
+)
+def test_models_that_take_a_picture_have_no_estimate(name: str, changes: dict[str, Any]) -> None:
+    config = {"in_channels": 16, "cap_feat_dim": 32, "text_embed_dim": 32, "pooled_projection_dim": 32, **changes}
+    with pytest.raises(ValueError, match=f"no estimate for a {name} that"):
+        FAMILIES[name].inputs(config, (16, 3, 8, 8), 16, 1)
+
+
+@pytest.mark.parametrize(
+    ("released", "said"), [(True, "write model.release_text_encoders: false"), (False, "use fewer prompts")]
+)
+def test_embeddings_that_do_not_fit_have_a_remedy_that_is_not_yet_in_the_recipe(released: bool, said: str) -> None:
+    large = replace(estimate(recipe()), resting={"prompt embeddings": 200 * GIB, "gradients": 0}, released=released)
+    [note] = [line for line in table(large) if "most of it" in line]
+    assert note.endswith(said)
