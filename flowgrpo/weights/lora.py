@@ -13,15 +13,17 @@ __all__ = ["ATTENTION_PROJECTIONS", "LoraSpec", "NoSuchLayer", "computing_dtype"
 
 
 ATTENTION_PROJECTIONS = (
-    "to_q",
-    "to_k",
-    "to_v",
-    "to_out.0",
-    "add_q_proj",
-    "add_k_proj",
-    "add_v_proj",
-    "to_add_out",
+    *("to_q", "to_k", "to_v", "to_out.0", "to_out"),
+    # Projections of the text in a block of two streams: most classes, and HiDream.
+    *("add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"),
+    *("to_q_t", "to_k_t", "to_v_t", "to_out_t"),
+    # FLUX.2 has queries, keys, values and the first layer of the MLP in one product.
+    "to_qkv_mlp_proj",
+    # Kandinsky 5 and 6.
+    *("to_query", "to_key", "to_value", "attn.out_layer", "self_attention.out_layer", "cross_attention.out_layer"),
+    *("av_cross_attention.out_layer", "va_cross_attention.out_layer"),
 )
+"""Endings of the names of attention's projections in the denoisers of diffusers."""
 
 
 class NoSuchLayer(ValueError):
@@ -96,8 +98,9 @@ def target_layers(key: str, module: nn.Module, spec: LoraSpec) -> list[str]:
     absent = [target for target, names in hits.items() if not names]
     if absent and (spec.targets is not None or len(absent) == len(wanted)):
         endings = sorted({_ending(name) for name in linear})
+        missing = "as the projections of attention usually are" if spec.targets is None else ", ".join(absent)
         raise NoSuchLayer(
-            f"{label} has no linear layer named {', '.join(absent)}; model.lora.targets can name "
+            f"{label} has no linear layer named {missing}; model.lora.targets can name "
             f"{', '.join(endings) or 'nothing: it has no linear layer'}"
         )
     chosen = {name for names in hits.values() for name in names}

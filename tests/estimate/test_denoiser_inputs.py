@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from flowgrpo.configs.schema import ModelConfig
+from flowgrpo.configs.image_recipe import ModelConfig
 from flowgrpo.estimate.estimates import GIB, estimate, table
 from flowgrpo.estimate.models import Model, model_of
 from flowgrpo.pipelines.architectures import architecture_of, built, latent_shape
