@@ -84,6 +84,8 @@ def _version(asked: bool) -> None:
 
 ALONE = ("adapter", "bench", "build", "convert", "export", "gallery", "pairs", "pipelines", "push", "rewards")
 """Commands that write what several processes would write twice, or that start processes of their own."""
+SAID_ONCE = ("parts", "plan", "recipes", "watch")
+"""Commands that print what every process would print in the same words."""
 
 
 @app.callback()
@@ -98,6 +100,8 @@ def flowgrpo(
     several = "LOCAL_RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
     if several and (name := context.invoked_subcommand) in ALONE:
         raise ValueError(f"`flowgrpo {name}` takes one process, and a launcher started several; start it by itself")
+    if several and not is_first() and context.invoked_subcommand in SAID_ONCE:
+        raise typer.Exit()
 
 
 def _new_run_name(name: str) -> Path:

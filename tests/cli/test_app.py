@@ -241,6 +241,20 @@ def test_what_writes_alone_is_not_started_by_a_launcher(command: Command, monkey
     assert command("rewards")[0] == 0
 
 
+@pytest.mark.parametrize("words", [["plan"], ["plan", "--yaml"], ["recipes"], ["parts"]])
+def test_of_several_processes_the_first_alone_prints(
+    command: Command, words: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in ("0", "1"):
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        monkeypatch.setenv("RANK", rank)
+        status, printed, errors = command(*words)
+        assert status == 0
+        assert errors == ""
+        assert bool(printed) == (rank == "0")
+
+
 def test_a_file_where_a_folder_belongs_is_no_traceback(command: Command, tmp_path: Path):
     (tmp_path / "file").write_text("mine")
     refused(command("resume", "file"))
