@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +84,7 @@ class Session:
         checked: the recipe after its check, if the check was made already.
         model: a pipeline of images or a language model that replaces the model of the recipe.
         doing: is told what is loaded.
+        new: whether the run folder was made for this run. If the run cannot begin, the folder is removed again.
 
     Raises:
         ValueError: files, rewards or geometry are wrong. It is raised before the model is loaded.
@@ -95,19 +97,38 @@ class Session:
         checked: Checked | None = None,
         model: Any = None,
         doing: Doing = silent,
+        new: bool = False,
     ) -> None:
         quiet_libraries()
-        self._doing = doing
+        self._doing, self._new, self.run = doing, new, run
         if checked is None:
             doing("checking the recipe")
-        with ended_together():
-            self.recipe, self.run, self._model = with_start(recipe), run, model
+        with self._beginning():
+            self.recipe, self._model = with_start(recipe), model
             self.trackers = Trackers(self.recipe, run, Processes.of_this_run().rank == 0)
-            try:
+            with self._tracked():
                 self._assemble(checked or check(recipe))
-            except BaseException:
-                self.trackers.end(failed=True)
-                raise
+
+    @contextmanager
+    def _beginning(self) -> Iterator[None]:
+        """End all processes together if the run cannot begin, and free the folder of a new run."""
+        try:
+            with ended_together():
+                yield
+        except BaseException:
+            # A process that fails ends the others at once, so it may be the only one that can remove the folder.
+            if self._new and self.run is not None:
+                self.run.abandon()
+            raise
+
+    @contextmanager
+    def _tracked(self) -> Iterator[None]:
+        """Tell the trackers if the run cannot begin."""
+        try:
+            yield
+        except BaseException:
+            self.trackers.end(failed=True)
+            raise
 
     def _assemble(self, checked: Checked) -> None:
         recipe, run = self.recipe, self.run
@@ -162,10 +183,11 @@ class Session:
         """The trainer of this run; `stop` may end it."""
         if self.run is None:
             raise ValueError("a trainer needs a run folder; give Session a RunFolder")
-        return Trainer(
-            self.recipe, self.task, self.rewards, self.evaluation, self.data, self.run, self.accelerator, self.trackers,
-            reporter, self.extensions, stop,
-        )  # fmt: skip
+        with self._beginning(), self._tracked():
+            return Trainer(
+                self.recipe, self.task, self.rewards, self.evaluation, self.data, self.run, self.accelerator,
+                self.trackers, reporter, self.extensions, stop,
+            )  # fmt: skip
 
 
 def lora_spec(config: LoraConfig) -> LoraSpec:
@@ -378,7 +400,7 @@ def start(
 ) -> Session:
     """Check a recipe, make its run folder, call `made` with the folder, and load the model.
 
-    If the model cannot be loaded, the run folder is removed again.
+    If the model cannot be loaded, or the trainer cannot be made, the run folder is removed again.
 
     `doing` is told what happens.
     """
@@ -392,12 +414,7 @@ def start(
         run = _shared_folder(folder, dump_recipe(recipe), processes)
     if made is not None:
         made(run.path)
-    try:
-        return Session(recipe, run, checked, doing=doing)
-    except BaseException:
-        # A process that fails ends the others at once, so it may be the only one that can remove the folder.
-        run.abandon()
-        raise
+    return Session(recipe, run, checked, doing=doing, new=True)
 
 
 def _shared_folder(folder: Path, config: str, processes: Processes) -> RunFolder:

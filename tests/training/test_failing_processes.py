@@ -105,6 +105,38 @@ def test_the_resumed_run_has_the_numbers_of_a_run_without_the_failure(folder: Pa
     assert contents(folder / case) == contents(folder / whole)
 
 
+EXTENSION = """
+import os
+from flowgrpo.training.extensions.extension import Extension
+
+class Late(Extension):
+    def begin(self, task, processes, clock):
+        if os.environ["RANK"] == os.environ["FAIL_RANK"]:
+            raise RuntimeError("no room")
+"""
+
+
+def test_a_run_that_fails_when_the_model_is_loaded_leaves_its_folder_free(small: list[str], tmp_path: Path) -> None:
+    (tmp_path / "late.py").write_text(EXTENSION)
+    words = ["train", "mixgrpo_flash_guard", *small, "data.heldout=null", "--trust"]
+    words.append(f"extensions=[{{name: '{tmp_path / 'late.py'}:Late'}}]")
+    jobs = [
+        {"words": [*words, "--out", str(tmp_path / f"run-{count}-{fails}")], "log": str(tmp_path / f"{count}-{fails}"),
+         "count": count, "environment": {"FAIL_RANK": fails}}
+        for count, fails in ((1, "0"), (2, "0"), (2, "1"))
+    ]  # fmt: skip
+    ranks.run_all(jobs, patience=300)
+    assert json.loads((tmp_path / "1-0.json").read_text()) == [1]
+    assert not (tmp_path / "run-1-0").exists()
+    for fails in (0, 1):
+        log, folder = f"2-{fails}", tmp_path / f"run-2-{fails}"
+        assert json.loads((tmp_path / f"{log}.json").read_text()) == [1, 1]
+        other = printed(tmp_path, log, 1 - fails)
+        assert f"process {fails} of 2 failed, so this one ends as well: " in other
+        assert "RuntimeError: no room" in other
+        assert not folder.exists() or not any(folder.iterdir())
+
+
 def test_weights_in_shards_are_written_too(small: list[str], tmp_path: Path) -> None:
     """The other process may still need this one for its samples when the reward fails here."""
     reward, source = tmp_path / "reward.py", tmp_path / "shards.yaml"

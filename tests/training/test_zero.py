@@ -3,6 +3,7 @@
 import importlib.util
 import multiprocessing
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from flowgrpo.training.distributed.launching import zero_of
 from flowgrpo.training.distributed.processes import Processes, launched
 from flowgrpo.training.distributed.zero import ZeroOptimizer
 from flowgrpo.training.folder.run_folder import RunFolder
+from flowgrpo.training.session import start
 from tests.training import test_processes
 from tests.training.ranks import free_port
 from tests.training.test_processes import Runs, lines, printed, run_all, statuses
@@ -161,6 +163,21 @@ def test_without_deepspeed_its_launcher_is_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(processes, "is_deepspeed_available", lambda: False)
     with pytest.raises(ValueError, match="pip install 'deepspeed"):
         launched()
+
+
+def test_deepspeed_that_cannot_be_imported_is_refused_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "deepspeed.py").write_text("raise OSError('CUDA_HOME is not set')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "deepspeed", raising=False)
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    monkeypatch.setattr(processes, "is_deepspeed_available", lambda: True)
+    with pytest.raises(
+        ValueError, match=r"cannot be imported \(OSError: CUDA_HOME is not set\); mend its installation"
+    ):
+        start(load_recipe("mixgrpo_flash_guard", []), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_fsdp_and_deepspeed_together_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
@@ -45,18 +46,11 @@ def launched() -> PartialState:
     Every run and evaluation asks here first, so this is also where cuDNN's attention is ruled out.
 
     Raises:
-        ValueError: the processes were launched with DeepSpeed, and DeepSpeed is not installed; or with FSDP as well; or
-            the port is taken.
+        ValueError: the processes were launched with DeepSpeed, and DeepSpeed is not installed or cannot be imported; or
+            with FSDP as well; or the port is taken.
     """
-    if parse_flag_from_env("ACCELERATE_USE_DEEPSPEED") and not is_deepspeed_available():
-        raise ValueError(
-            "this run was launched with DeepSpeed, which is not installed: pip install 'deepspeed>=0.19.8'; or launch "
-            "with --use_fsdp --fsdp_version 2 in place of --use_deepspeed, which needs no further package"
-        )
-    if parse_flag_from_env("ACCELERATE_USE_DEEPSPEED") and parse_flag_from_env("ACCELERATE_USE_FSDP"):
-        raise ValueError(
-            "this run was launched with FSDP and with DeepSpeed; use one of --use_fsdp and --use_deepspeed"
-        )
+    if parse_flag_from_env("ACCELERATE_USE_DEEPSPEED"):
+        _require_deepspeed()
     without_cudnn_attention()
     cpu = parse_flag_from_env("ACCELERATE_USE_CPU") or not torch.accelerator.is_available()
     if torch.distributed.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) == 1:
@@ -72,6 +66,27 @@ def launched() -> PartialState:
                 f"port {port} is taken, perhaps by another run on this machine; launch with torchrun --standalone, or "
                 "give accelerate launch another --main_process_port"
             ) from None
+
+
+def _require_deepspeed() -> None:
+    """Refuse a launch with DeepSpeed that would fail only after the model is loaded."""
+    other = "launch with --use_fsdp --fsdp_version 2 in place of --use_deepspeed, which needs no further package"
+    if parse_flag_from_env("ACCELERATE_USE_FSDP"):
+        raise ValueError(
+            "this run was launched with FSDP and with DeepSpeed; use one of --use_fsdp and --use_deepspeed"
+        )
+    if not is_deepspeed_available():
+        raise ValueError(
+            "this run was launched with DeepSpeed, which is not installed: pip install 'deepspeed>=0.19.8'; or " + other
+        )
+    try:
+        importlib.import_module("deepspeed")
+    except Exception as error:
+        # DeepSpeed looks for a compiler and for CUDA when it is imported, and may fail with any error.
+        raise ValueError(
+            f"this run was launched with DeepSpeed, which cannot be imported ({type(error).__name__}: {error}); mend "
+            "its installation until `python -c 'import deepspeed'` works, or " + other
+        ) from error
 
 
 @contextmanager
