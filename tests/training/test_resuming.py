@@ -252,14 +252,22 @@ def test_a_changed_recipe_is_said_key_by_key(finished: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changed", ["prompts.jsonl", "mine.py", None])
+@pytest.mark.parametrize("changed", ["prompts.jsonl", "mine.py", "lengths/signs.py", None])
 def test_files_that_have_changed_are_said(
     words: list[str], changed: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     rows = [json.dumps({"text": f"{number}+1="}) + "\n" for number in range(3)]
     Path("prompts.jsonl").write_text("".join(rows), encoding="utf-8")
-    Path("mine.py").write_text("def short(completions):\n    return [-len(text) for text in completions]\n")
+    # A module keeps its name in this process, so each case has a package of its own.
+    beside = f"lengths_{tmp_path.name}"
+    Path(beside).mkdir()
+    Path(beside, "signs.py").write_text("def signed(text):\n    return -len(text)\n")
+    written = "-len(text) * 0 + signed(text)"
+    Path("mine.py").write_text(
+        f"from {beside}.signs import signed\n\n"
+        f"def short(completions):\n    return [{written} for text in completions]\n"
+    )
     more = [
         "data={train: 'prompts.jsonl?column=text', heldout: null}",
         "rewards=[{name: 'mine.py:short'}]",
@@ -267,10 +275,15 @@ def test_files_that_have_changed_are_said(
     ]
     start(load_recipe("text", [*words, *more]), tmp_path / "run").trainer(Silent()).train()
     if changed is not None:
+        changed = changed.replace("lengths", beside)
         Path(changed).write_text(Path(changed).read_text().replace("+", "-").replace("-len", "len"), encoding="utf-8")
     heard = resumed(tmp_path / "run", "run.iterations=5")
     said = [note for note in heard.notes if "read other contents of" in note]
-    keys = {"prompts.jsonl": "prompts.jsonl (data.train)", "mine.py": "mine.py (rewards.0.name)"}
+    keys = {
+        "prompts.jsonl": "prompts.jsonl (data.train)",
+        "mine.py": "mine.py (rewards.0.name)",
+        f"{beside}/signs.py": f"signs.py (module {beside}.signs)",
+    }
     assert len(said) == (changed is not None)
     assert all(keys[str(changed)] in note for note in said)
     # The checkpoint of the longer run is of the new files.

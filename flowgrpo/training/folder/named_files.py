@@ -1,12 +1,14 @@
 """The files that a recipe names: prompts, code of rewards and parts, a LoRA to start from. Have they changed?
 
 A run goes on to the same numbers only if it reads the same files again. So a checkpoint holds their sizes and checksums
-from the start of the process that wrote it, because a run does not read them again later.
+from the start of the process that wrote it, because a run does not read them again later. Code may import modules that
+lie beside it. Those that it has imported when the run begins count as well.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,12 +18,15 @@ from .checkpoint import inputs_before, measured
 
 _UNREAD = "data.test"
 """No run reads this file, not even for a checksum."""
+_OURS = __name__.partition(".")[0]
+"""This package, whose folder may be the folder of a reward."""
 
 
 def measured_inputs(recipe: str) -> dict[str, Any]:
     """Size and checksum of each file that a recipe names, by the key that names it, such as `rewards.0.name`.
 
-    Folders and files that cannot be read are left out.
+    A module that the code of the recipe has imported from its own folder has the key `module NAME`. Folders and files
+    that cannot be read are left out.
 
     Args:
         recipe: the recipe, as YAML.
@@ -61,12 +66,30 @@ def changed_inputs(recipe: str, inputs: Mapping[str, Any], checkpoint: Path) -> 
 
 
 def _files(recipe: str) -> dict[str, Path]:
-    """The files that a recipe names, by the key that names each."""
-    return {
+    """The files that a recipe names, by the key that names each, and the modules beside them."""
+    named = {
         key: Path(file)
         for key, text in _texts(parse_yaml(recipe, "the recipe of the run"))
         if key != _UNREAD and (file := _file(text)) is not None
     }
+    return named | _imported({str(file.resolve().parent) for file in named.values() if file.suffix == ".py"})
+
+
+def _imported(folders: set[str]) -> dict[str, Path]:
+    """The imported modules that lie in these folders, by `module NAME`.
+
+    The place of a module's file follows from its name. Packages that are installed below a folder have other places.
+    """
+    found = {}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__dict__", {}).get("__file__")
+        if not isinstance(file, str) or name.partition(".")[0] == _OURS:
+            continue
+        inner = os.path.join(*name.split("."))
+        places = (os.path.join(folder, f"{inner}{end}") for folder in folders for end in (".py", "/__init__.py"))
+        if file in places:
+            found[f"module {name}"] = Path(file)
+    return found
 
 
 def _file(text: str) -> str | None:
