@@ -21,7 +21,7 @@ from .credit.from_scores import Credit
 from .data import IMAGE, PromptRow, column_names, prompt_path
 from .extensions.extension import Extensions
 from .images.conditioning import call_parameters, take_pictures
-from .images.prompt_sizes import bucket_faults, note_frames, take_sizes
+from .images.prompt_sizes import bucket_faults, note_frames, take_sizes, with_own_call
 from .lora_start import with_start
 from .model_paths import (
     RECOMMENDED,
@@ -117,6 +117,8 @@ def _test_prompts(found: Checked, reads: bool) -> None:
     rows = found.attempt("data.test", sound_prompts, recipe, source, found.fetches)
     if rows is None or found.data is None:
         return
+    if isinstance(recipe, Recipe) and found.folder and "model" not in found.faulty:
+        rows = found.attempt("data.test", with_own_call, rows, source, recipe, found.folder) or rows
     columns = column_names(rows, columns_of_run(recipe, evaluation=True))
     for spec in reward_specs(evaluated(recipe)):
         try:

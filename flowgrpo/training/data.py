@@ -126,20 +126,19 @@ def prompt_path(source: str) -> Path:
 def with_pictures(rows: Sequence[PromptRow], source: str) -> list[PromptRow]:
     """The prompts with the pictures of their column `image`, or of the column that the source names.
 
-    The column holds a path or a list of paths, or the pictures of a data set, which are written to files. The pictures
-    condition the pipeline. Paths start at the folder of the prompt file, or of the data set. In the column `image` of
-    the result, which rewards get, paths start at the working directory. Prompts without such a column are returned
-    unchanged.
+    In the place of a column NAME there may be a column NAME_file_name. The column holds a path or a list of paths, or
+    the pictures of a data set, which are written to files. The pictures condition the pipeline. Paths start at the
+    folder of the prompt file, or of the data set. In the column `image` of the result, which rewards get, paths start
+    at the working directory. Prompts without such a column are returned unchanged.
 
     Raises:
         ValueError: a picture is missing or cannot be read, some prompts have pictures and others have none, or there is
             no column of the name that the source gives. The message names file and line.
     """
     named = prompt_source(source)
-    key = named.image or IMAGE
     if any(row.pictures is not None for row in rows):
         return list(rows)
-    stored = rows[0].columns if rows else None
+    key, stored = _picture_column(rows, named.image or IMAGE), rows[0].columns if rows else None
     if isinstance(stored, StoredColumns) and key in stored.table.pictures:
         return [_pictured(row, pictures) for row, pictures in zip(rows, _files_in(rows, source, key, lists=True))]
     if named.image is not None and not any(key in row.columns for row in rows):
@@ -153,7 +152,7 @@ def with_pictures(rows: Sequence[PromptRow], source: str) -> list[PromptRow]:
 
 def have_pictures(rows: Sequence[PromptRow], source: str) -> bool:
     """Whether `with_pictures` gives pictures to the prompts of a source; none of them is looked for."""
-    key, stored = prompt_source(source).image or IMAGE, rows[0].columns if rows else None
+    key, stored = _picture_column(rows, prompt_source(source).image or IMAGE), rows[0].columns if rows else None
     if isinstance(stored, StoredColumns) and key in stored.table.pictures:
         return True
     return any(row.pictures is not None or row.columns.get(key) for row in rows)
@@ -164,8 +163,9 @@ def with_conditions(
 ) -> list[PromptRow]:
     """The prompts with the pictures of the columns `names` that there are, such as `mask_image`.
 
-    A column holds one path for each prompt, or the pictures of a data set. Paths start where the paths of
-    `with_pictures` start. Prompts that have the pictures already are returned unchanged.
+    A column holds one path for each prompt, or the pictures of a data set. In the place of a column NAME there may be a
+    column NAME_file_name. Paths start where the paths of `with_pictures` start. Prompts that have the pictures already
+    are returned unchanged.
 
     Args:
         rows: the prompts.
@@ -183,8 +183,9 @@ def with_conditions(
     for name in names:
         if any(name in row.conditions for row in rows):
             continue
-        if name in tables or any(row.columns.get(name) for row in read):
-            paths = _files_in(read, source, name)
+        key = _picture_column(read, name)
+        if key in tables or any(row.columns.get(key) for row in read):
+            paths = _files_in(read, source, key)
             found = [_conditioned(row, name, path) for row, path in zip(found, paths)]
     return found
 
@@ -204,24 +205,34 @@ def with_given(rows: Sequence[PromptRow], source: str, columns: Sequence[str]) -
         rows: the prompts.
         source: their file or data set.
         columns: the columns that hold the images, one image each, the best first. In the place of a column NAME there
-            may be a column NAME_file_name, as the library `datasets` names the paths of an image folder. A column
-            NAME_frames says how many frames of a video stand side by side in the image.
+            may be a column NAME_file_name. A column NAME_frames says how many frames of a video stand side by side in
+            the image.
 
     Raises:
         ValueError: a column is not there, a picture is missing or cannot be read, or a number of frames does not
             divide its width. The message names file and line.
     """
-    stored, found = rows[0].columns if rows else None, []
-    names = {*column_names(rows), *(stored.table.pictures if isinstance(stored, StoredColumns) else ())}
+    found, names = [], names_with_pictures(rows)
     for column in columns:
-        key = next((name for name in (column, f"{column}_file_name") if name in names), None)
-        if key is None:
+        if (key := _picture_column(rows, column)) not in names:
             raise ValueError(
                 f"{source}: there is no column {column!r:.80} of images (it has {', '.join(sorted(names))[:200]}); "
                 "write the columns that hold the images of a prompt, the best image first, as sampler.plan.columns"
             )
         found.append([_alone(row, column, path) for row, path in zip(rows, _files_in(rows, source, key))])
     return [replace(row, given=pictures) for row, pictures in zip(rows, zip(*found))]
+
+
+def names_with_pictures(rows: Sequence[PromptRow]) -> set[str]:
+    """The names of all columns, those with the pictures of a data set included."""
+    stored = rows[0].columns if rows else None
+    return {*column_names(rows), *(stored.table.pictures if isinstance(stored, StoredColumns) else ())}
+
+
+def _picture_column(rows: Sequence[PromptRow], name: str) -> str:
+    """The column of pictures: NAME, or else NAME_file_name, as `datasets` names the paths of an image folder."""
+    names, other = names_with_pictures(rows), f"{name}_file_name"
+    return other if name not in names and other in names else name
 
 
 def _alone(row: PromptRow, column: str, path: Path | list[Path]) -> GivenImage:

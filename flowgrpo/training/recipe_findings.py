@@ -49,6 +49,11 @@ class Checked:
     folder: str = ""
     data: Data | None = None
 
+    @property
+    def faulty(self) -> set[str]:
+        """The sections of the recipe with faults, such as `model`."""
+        return {finding.key.partition(".")[0] for finding in self.findings if finding.kind == "fault"}
+
     def texts(self, *kinds: Kind) -> list[str]:
         """The texts of the findings of some kinds."""
         return [finding.text for finding in self.findings if finding.kind in kinds]

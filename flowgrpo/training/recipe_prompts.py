@@ -14,7 +14,18 @@ from ..parts.traits import offering
 from ..pipelines.arguments import FURTHER
 from ..rewards.base import OF_GIVEN, OF_TEXT, RESERVED
 from ..text.picture_marks import PART, marked
-from .data import IMAGE, Data, PromptRow, PromptStream, column_names, read_prompts, templated, with_given, with_pictures
+from .data import (
+    IMAGE,
+    Data,
+    PromptRow,
+    PromptStream,
+    column_names,
+    names_with_pictures,
+    read_prompts,
+    templated,
+    with_given,
+    with_pictures,
+)
 from .distributed.processes import Processes
 from .prompts.chosen_prompts import evaluated_rows
 from .prompts.hub_sets import pinned
@@ -90,8 +101,7 @@ def picture_column(rows: Sequence[PromptRow], source: str) -> str:
     named = prompt_source(source).image
     if named is not None or not rows:
         return named or IMAGE
-    stored = rows[0].columns
-    there = {*column_names(rows), *(stored.table.pictures if isinstance(stored, StoredColumns) else ())}
+    there = names_with_pictures(rows)
     return IMAGES if IMAGES in there and IMAGE not in there else IMAGE
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import diffusers
@@ -19,7 +20,7 @@ from flowgrpo.pipelines.conformance.conditioned import mask, picture
 from flowgrpo.pipelines.conformance.conform import check_folder
 from flowgrpo.pipelines.conformance.images import sd3_parts
 from flowgrpo.pipelines.conformance.tiny import Tiny
-from flowgrpo.training.checking import call_faults
+from flowgrpo.training.checking import call_faults, check
 from flowgrpo.training.data import Data, PromptStream, read_prompts, with_conditions
 from flowgrpo.training.images.conditioning import call_parameters, take_pictures
 from flowgrpo.training.session import start
@@ -153,6 +154,39 @@ def test_prompts_without_a_picture_that_the_class_cannot_do_without_are_refused(
         take_pictures(data, recipe, call, parameters_in(tmp_path))
     one = picture()
     take_pictures(data, recipe, {**call, "image": one, "mask_image": mask()}, parameters_in(tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lacks", ["mask_image", "image"])
+def test_a_plan_misses_pictures_of_test_prompts_too(model: Path, prompts: Path, tmp_path: Path, lacks: str) -> None:
+    columns = {"image": str(prompts / "room.png"), "mask_image": str(prompts / "right.png")}
+    row = {"prompt": "a cup", **{name: path for name, path in columns.items() if name != lacks}}
+    (tmp_path / "t.jsonl").write_text(json.dumps(row) + "\n")
+    recipe = recipe_of(model, prompts, f"data.test={tmp_path / 't.jsonl'}", "rewards=[{name: jpeg_compressibility}]")
+    assert check(recipe).texts("fault") == []
+    [fault] = check(recipe, reads_test=True).texts("fault")
+    assert re.search(rf"needs .*for each prompt.*t\.jsonl.* a column `{lacks}`", fault)
+    (tmp_path / "t.jsonl").write_text(json.dumps({"prompt": "a cup", **columns}) + "\n")
+    assert check(recipe, reads_test=True).texts("fault") == []
+
+
+def test_columns_of_paths_may_have_the_names_of_an_image_folder(prompts: Path, tmp_path: Path) -> None:
+    row = {"prompt": "a cup", "image_file_name": "room.png", "mask_image_file_name": "right.png"}
+    (tmp_path / "p.jsonl").write_text(json.dumps(row) + "\n")
+    for name in ("room", "right"):
+        shutil.copy(prompts / f"{name}.png", tmp_path)
+    recipe = recipe_of(tmp_path, prompts, f"data={{train: {tmp_path / 'p.jsonl'}, heldout: null}}")
+    data = Data(PromptStream(read_prompts(recipe.data.train), 0), [])
+    for _ in range(2):
+        take_pictures(data, recipe, CALL, parameters_in(tmp_path))
+    [found] = data.train.rows
+    assert isinstance(found.prompt, ConditionedPrompt)
+    assert set(found.prompt.call) == {"image", "mask_image"}
+    assert found.columns["image"] == str(tmp_path / "room.png")
+    assert found.columns["mask_image"] == str(tmp_path / "right.png")
+    (tmp_path / "right.png").unlink()
+    with pytest.raises(ValueError, match=r"p\.jsonl, line 1: the picture \S*right\.png does not exist"):
+        with_conditions(read_prompts(recipe.data.train), recipe.data.train, ["mask_image"])
 
 
 def test_pictures_and_masks_of_a_data_set_are_taken_together(

@@ -12,10 +12,10 @@ from typing import Any
 from ...configs.schema import Recipe
 from ...pipelines.arguments import Parameters, accepts, size_faults
 from ..data import Data, PromptRow, values_of
-from ..model_paths import recommended_arguments
+from ..model_paths import call_arguments, recommended_arguments
 from ..prompts.prompt_rows import Size
 from ..recipe_findings import Checked, Fault
-from .conditioning import call_parameters
+from .conditioning import call_parameters, illustrated
 
 SIDES = ("height", "width")
 FRAMES = "num_frames"
@@ -91,6 +91,24 @@ def sized(
         more = f"\n{len(faults) - MOST:,} more prompts have sizes that cannot be used" if len(faults) > MOST else ""
         raise ValueError("\n".join(faults[:MOST]) + more)
     return found
+
+
+def with_own_call(rows: list[PromptRow], source: str, recipe: Recipe, folder: str) -> list[PromptRow]:
+    """Further prompts with their sizes and pictures, checked like the prompts of a run.
+
+    Args:
+        rows: the prompts.
+        source: their file.
+        recipe: its arguments of the call are sound.
+        folder: of the pipeline.
+
+    Raises:
+        ValueError: see `sized` and `illustrated`.
+    """
+    parameters, call = call_parameters(folder, recipe.model.pipeline), call_arguments(folder, recipe.model.call)
+    if parameters is None:
+        return rows
+    return illustrated(sized(rows, recipe, folder, call, parameters), source, call, parameters)
 
 
 def _size_in(row: PromptRow, height: Any, width: Any) -> tuple[Size | None, str | None]:
