@@ -19,6 +19,13 @@ INDEX = "model_index.json"
 # Pipelines of all classes call these components; text encoders may be left out.
 _NEEDED = ("transformer", "unet", "vae", "scheduler")
 _VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "*.model", "tokenizer_config.json")
+# Inpainting classes that take two kinds of denoisers only: of states alone, or of states with mask and picture.
+_INPUT_CHANNELS = {
+    "StableDiffusion3InpaintPipeline": ("transformer", (16, 33)),
+    "StableDiffusionInpaintPipeline": ("unet", (4, 9)),
+    "StableDiffusionXLInpaintPipeline": ("unet", (4, 9)),
+    "StableDiffusionXLControlNetInpaintPipeline": ("unet", (4, 9)),
+}
 _LFS = b"version https://git-lfs"
 
 
@@ -80,6 +87,7 @@ def check_pipeline_folder(folder: Path, chosen: str | None = None) -> type | Non
     named = () if kind is None else inspect.signature(kind.__init__).parameters  # type: ignore[misc]
     for name, entry in index.items():
         faults += _part_faults(folder, name, entry, name in named)
+    faults += _channel_faults(folder, kind)
     if faults:
         raise ValueError("\n".join(faults))
     return kind
@@ -192,6 +200,18 @@ def _missing_parts(folder: Path, index: Mapping[str, Any], kind: type | None) ->
             yield f"{folder / INDEX} lists no {parameter.name}, which {kind.__name__} needs; get the model again"
         elif index.get(parameter.name) == [None, None] and parameter.name in _NEEDED:
             yield f"{folder / INDEX}: {parameter.name} is null, but {kind.__name__} needs it; give library and class"
+
+
+def _channel_faults(folder: Path, kind: type | None) -> Iterator[str]:
+    """A fault of a denoiser whose input is not what the class makes; diffusers would say it at the first call."""
+    name, channels = _INPUT_CHANNELS.get("" if kind is None else kind.__name__, ("", ()))
+    config = folder / name / "config.json"
+    found = read_json_object(config).get("in_channels") if name and config.is_file() else None
+    if kind is not None and type(found) is int and found not in channels:
+        yield (
+            f"{config}: in_channels is {found}, and {kind.__name__} takes {' or '.join(map(str, channels))}; name a "
+            "model with such a denoiser, or another class as model.pipeline"
+        )
 
 
 def _part_faults(folder: Path, name: str, entry: Any, known: bool) -> Iterator[str]:

@@ -50,6 +50,25 @@ def test_weights_that_are_cut_anywhere_are_refused(share: float, tmp_path_factor
 
 
 @pytest.mark.slow
+def test_a_denoiser_whose_input_a_class_does_not_make_is_refused(tmp_path: Path) -> None:
+    """diffusers says it at the first call; the class of the folder itself takes any number."""
+    TINY["StableDiffusion3InpaintPipeline"].fresh().save_pretrained(tmp_path)
+    config = tmp_path / "transformer" / "config.json"
+    for channels, chosen, refused in (
+        (16, "StableDiffusion3InpaintPipeline", False),
+        (33, "StableDiffusion3InpaintPipeline", False),
+        (8, "StableDiffusion3InpaintPipeline", True),
+        (8, "StableDiffusion3Pipeline", False),
+    ):
+        config.write_text(json.dumps({**json.loads(config.read_text()), "in_channels": channels}))
+        if refused:
+            with pytest.raises(ValueError, match=rf"config\.json: in_channels is 8, and {chosen} takes 16 or 33; name"):
+                check_pipeline_folder(tmp_path, chosen)
+        else:
+            check_pipeline_folder(tmp_path, chosen)
+
+
+@pytest.mark.slow
 def test_a_part_with_a_config_of_its_own_name_is_none_that_lacks_its_weights(tmp_path: Path) -> None:
     """A guider has `guider_config.json`; a model without `config.json` is named."""
     folder = tmp_path / "pipeline"
