@@ -9,9 +9,10 @@ from pathlib import Path
 
 import diffusers
 import pytest
+from PIL import Image
 
 from flowgrpo.bench.measures import Silent
-from flowgrpo.configs.load import load_recipe
+from flowgrpo.configs.load import dump_recipe, load_recipe
 from flowgrpo.configs.schema import Recipe
 from flowgrpo.inference.inference import evaluate_model
 from flowgrpo.pipelines.arguments import Parameters
@@ -20,10 +21,14 @@ from flowgrpo.pipelines.conformance.conditioned import mask, picture
 from flowgrpo.pipelines.conformance.conform import check_folder
 from flowgrpo.pipelines.conformance.images import sd3_parts
 from flowgrpo.pipelines.conformance.tiny import Tiny
+from flowgrpo.pipelines.pictures import Picture
 from flowgrpo.training.checking import call_faults, check
 from flowgrpo.training.data import Data, PromptStream, read_prompts, with_conditions
+from flowgrpo.training.images import conditioning
 from flowgrpo.training.images.conditioning import call_parameters, take_pictures
 from flowgrpo.training.session import start
+from tests.training import ranks
+from tests.training.test_sharding import FSDP, require_equal
 
 KIND = "StableDiffusion3InpaintPipeline"
 CALL = {"strength": 1.0, "height": 16, "width": 16, "guidance_scale": 4.0, "max_sequence_length": 16}
@@ -98,6 +103,33 @@ def test_a_run_with_a_mask_for_each_prompt(model: Path, prompts: Path, tmp_path:
         getattr(diffusers, KIND).from_pretrained(result)
     last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     assert evaluate_model(str(run), load_recipe(run / "config.yaml"))["kept"][0] == last["eval/kept"]
+
+
+@pytest.mark.slow
+def test_processes_with_a_shard_each_meet_masks_at_different_times(model: Path, prompts: Path, tmp_path: Path) -> None:
+    """A first look at a mask may evaluate the denoiser, and each process has prompts of its own."""
+    rows = []
+    for number in range(5):
+        name = tmp_path / f"{number}.png"
+        painted = Image.new("L", (16, 16))
+        painted.paste(255, (2 * number, 0, 16, 16))  # the first mask keeps nothing
+        painted.save(name)
+        rows.append({"prompt": f"a cup {number}", "image": str(prompts / "room.png"), "mask_image": str(name)})
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = recipe_of(
+        model, prompts, "model.train=full", f"data={{train: {tmp_path / 'p.jsonl'}, heldout: {tmp_path / 'p.jsonl'}}}",
+        "rollout={prompts: 3, group: 2, batch: 4, decode_batch: 4}", "run.iterations=2", "evaluate.prompts=1",
+        "optimizer.eps=0.01",
+    )  # fmt: skip
+    (tmp_path / "r.yaml").write_text(dump_recipe(recipe))
+    words = ["train", str(tmp_path / "r.yaml"), "--out"]
+    jobs = [
+        {"words": [*words, str(tmp_path / "two")], "log": str(tmp_path / "2"), "count": 2, "environment": FSDP},
+        {"words": [*words, str(tmp_path / "one")], "log": str(tmp_path / "1"), "count": 1},
+    ]
+    ranks.run_all(jobs, patience=300)
+    assert json.loads((tmp_path / "2.json").read_text()) == [0, 0]
+    require_equal(tmp_path / "two", tmp_path / "one")
 
 
 @pytest.mark.slow
@@ -187,6 +219,40 @@ def test_columns_of_paths_may_have_the_names_of_an_image_folder(prompts: Path, t
     (tmp_path / "right.png").unlink()
     with pytest.raises(ValueError, match=r"p\.jsonl, line 1: the picture \S*right\.png does not exist"):
         with_conditions(read_prompts(recipe.data.train), recipe.data.train, ["mask_image"])
+
+
+@pytest.mark.parametrize("value", [0, 1, 127])
+def test_a_mask_that_paints_nothing_is_refused_with_its_line(value: int, prompts: Path, tmp_path: Path) -> None:
+    """Masks of other tools often have the number of a class in place of white."""
+    for name in ("room", "right"):
+        shutil.copy(prompts / f"{name}.png", tmp_path)
+    none = Image.new("L", (16, 16))
+    none.paste(value, (8, 0, 16, 16))
+    none.save(tmp_path / "none.png")
+    rows = [{"prompt": "a cup", "image": "room.png", "mask_image": f"{name}.png"} for name in ("right", "none")]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = recipe_of(tmp_path, prompts, f"data={{train: {tmp_path / 'p.jsonl'}, heldout: null}}")
+    data = Data(PromptStream(read_prompts(recipe.data.train), 0), [])
+    said = rf"p\.jsonl, line 2: the mask \S*none\.png paints nothing: its largest value is {value} of 255"
+    with pytest.raises(ValueError, match=said):
+        take_pictures(data, recipe, CALL, parameters_in(tmp_path))
+
+
+def test_of_many_masks_some_are_read(prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conditioning, "MASKS_READ", 3)
+    seen: list[Path] = []
+    read = Picture.read
+    monkeypatch.setattr(Picture, "read", lambda picture: (seen.append(picture.path), read(picture))[1])
+    shutil.copy(prompts / "room.png", tmp_path)
+    for number in range(7):
+        mask().save(tmp_path / f"{number}.png")
+    rows = [{"prompt": "a cup", "image": "room.png", "mask_image": f"{number}.png"} for number in range(7)]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = recipe_of(tmp_path, prompts, f"data={{train: {tmp_path / 'p.jsonl'}, heldout: null}}")
+    data = Data(PromptStream(read_prompts(recipe.data.train), 0), [])
+    for _ in range(2):  # a run makes the check twice, with the same prompts
+        take_pictures(data, recipe, CALL, parameters_in(tmp_path))
+    assert [path.name for path in seen] == ["0.png", "3.png", "6.png"]
 
 
 def test_pictures_and_masks_of_a_data_set_are_taken_together(

@@ -8,6 +8,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ...configs.schema import Recipe
 from ...pipelines.arguments import FURTHER, PICTURES, Parameters, accepts, needs_picture
 from ...pipelines.pictures import Picture
@@ -16,6 +18,11 @@ from ..data import IMAGE, Data, PromptRow, with_conditions, with_pictures
 
 MOST = 5
 """Most prompts that a message names."""
+MASK = "mask_image"
+MASKS_READ = 500
+"""Most masks of a file that are read before a run. The others are read when their prompts are drawn."""
+WHITE = 128
+"""The smallest value of a mask that is painted: the pipelines that take masks make them black and white."""
 
 
 def call_parameters(folder: str, pipeline: str | None = None) -> Parameters | None:
@@ -95,7 +102,10 @@ def illustrated(
     further = [name for name in FURTHER if name in parameters]
     if source is not None:
         pictured = with_pictures(rows, source) if IMAGE in parameters else rows
-        rows = with_conditions(pictured, source, further, rows)
+        made = with_conditions(pictured, source, further, rows)
+        if not any(MASK in row.conditions for row in rows):
+            _refuse_black_masks(made)
+        rows = made
     for name in further:
         needed = needs_picture(parameters, name) and call.get(name) is None
         if needed and not all(name in row.conditions for row in rows):
@@ -128,6 +138,21 @@ def illustrated(
             f"one picture; {write}"
         )
     return rows
+
+
+def _refuse_black_masks(rows: Sequence[PromptRow]) -> None:
+    """Refuse masks that paint nothing, before a run ends for want of something to generate.
+
+    Of a large file, masks at equal distances are read.
+    """
+    masks = [row.conditions[MASK] for row in rows if MASK in row.conditions]
+    for mask in masks[:: -(-len(masks) // MASKS_READ) or 1]:
+        largest = int(np.asarray(mask.read().convert("L")).max())
+        if largest < WHITE:
+            raise ValueError(
+                f"{mask.place}: the mask {mask.path} paints nothing: its largest value is {largest} of 255. In a mask, "
+                "white is what is painted; write 255 there, or leave the prompt out"
+            )
 
 
 def _takes_one(parameter: inspect.Parameter, parameters: Parameters) -> bool:
