@@ -11,7 +11,7 @@ from typing import Any
 
 from .base import InvalidScores, Scores
 from .inputs import Inputs
-from .options import check_seconds
+from .options import check_positive
 from .scores import normalise
 from .serving import wire
 from .serving.client_pool import ClientPool
@@ -79,8 +79,9 @@ class Remote:
         self.check_options("remote", {"url": url, "timeout": timeout, "patience": patience, "encoding": encoding})
         self.patience, self.timeout, self.encoding = patience, timeout, encoding
         self._client = ClientPool(
-            "remote", url, token_env=token_env, ca_file=ca_file, timeout=timeout, most_bytes=MOST_REPLY_BYTES
-        )
+            "remote", url, token_env=token_env, ca_file=ca_file, timeout=timeout, most_bytes=MOST_REPLY_BYTES,
+            token_option="token_env", ca_option="ca_file",
+        )  # fmt: skip
         self.declaration, self.limits = self._ask_what_it_serves()
         if reward is not None and reward != self.declaration.reward:
             raise ValueError(
@@ -102,8 +103,9 @@ class Remote:
         for one in url if isinstance(url, list) else [url]:
             check_url(name, one)
         check_variable(name, options.get("token_env"))
-        for seconds in (options[key] for key in ("timeout", "patience") if key in options):
-            check_seconds(name, seconds)
+        for key in ("timeout", "patience"):
+            if key in options:
+                check_positive(name, key, options[key], "60")
         if (encoding := options.get("encoding", wire.ENCODINGS[0])) not in wire.ENCODINGS:
             raise ValueError(f"{name}: encoding is {encoding!r}; give one of {', '.join(wire.ENCODINGS)}")
 

@@ -275,7 +275,7 @@ def test_a_refusal_is_not_repeated_and_names_no_key(
         ask(server, "?", key_env="JUDGE_KEY")
     assert clock.pauses == []
     assert "[hidden]" in str(caught.value)
-    assert ("(key: JUDGE_KEY)" in str(caught.value)) == (status in (401, 403))
+    assert ("the key in JUDGE_KEY was sent" in str(caught.value)) == (status in (401, 403))
     assert KEY not in f"{caught.value}{caught.value.body}{caplog.text}{caught.value.__context__!r}"
 
 
@@ -356,7 +356,7 @@ def test_an_answer_without_end_is_not_read(stub: Stub):
         ({"url": "http://a", "model": "m", "api": "responses"}, "server.api is 'responses'"),
         ({"url": "http://a", "model": "m", "concurrency": 0}, "server.concurrency is 0"),
         ({"url": "http://a", "model": "m", "max_tokens": True}, "server.max_tokens is True"),
-        ({"url": "http://a", "model": "m", "timeout": 0}, "seconds is 0"),
+        ({"url": "http://a", "model": "m", "timeout": 0}, "server.timeout is 0"),
         ({"url": "http://a", "model": "m", "extra": {"temperature": 1}}, "server.extra has 'temperature'"),
         ({"url": "http://a", "model": "m", "key_env": "SURELY_UNSET"}, "variable SURELY_UNSET is not set"),
     ],

@@ -307,10 +307,10 @@ def test_the_token_is_sent_and_asked_for(serve, monkeypatch):
     monkeypatch.setenv("REWARD_TOKEN", "s3cret-token")
     away = remote(server.url, token_env="REWARD_TOKEN")
     assert away.score(images(), PROMPTS).values.shape == (5, 1)
-    with pytest.raises(ValueError, match=r"answered 401.*none was sent"):
+    with pytest.raises(ValueError, match=r"answered 401.*no key was sent: name .* as token_env"):
         remote(server.url)
     monkeypatch.setenv("REWARD_TOKEN", "wrong")
-    with pytest.raises(ValueError, match=r"answered 401.*key: REWARD_TOKEN") as caught:
+    with pytest.raises(ValueError, match=r"not the token of this server.*the key in REWARD_TOKEN was sent") as caught:
         remote(server.url, token_env="REWARD_TOKEN")
     assert "wrong" not in str(caught.value)
 
@@ -338,8 +338,8 @@ def test_what_is_no_server_of_a_reward_is_refused(monkeypatch, told, message):
     ("options", "message"),
     [
         ({"encoding": "jpeg"}, "encoding is 'jpeg'"),
-        ({"timeout": 0}, "seconds is 0"),
-        ({"patience": float("inf")}, "seconds is inf"),
+        ({"timeout": 0}, "remote: timeout is 0; give a number above 0"),
+        ({"patience": float("inf")}, "remote: patience is inf"),
         ({"token_env": "SURELY_UNSET"}, "SURELY_UNSET is not set"),
     ],
 )

@@ -397,8 +397,11 @@ def test_a_client_verifies_the_certificate(served, pem: dict[str, str]):
         away.close()
     # The same certificate is not trusted unless it is named, and is not for this address.
     other = served(encryption=server_context(pem["certificate"], pem["key"]), host="127.0.0.2")
-    for url, ca_file in ((f"https://localhost:{server.port}", None), (other.url, pem["certificate"])):
-        with pytest.raises(ValueError, match="the certificate was not accepted"):
+    for url, ca_file, hint in (
+        (f"https://localhost:{server.port}", None, "name its PEM file as ca_file"),
+        (other.url, pem["certificate"], "write a name that the certificate has in url"),
+    ):
+        with pytest.raises(ValueError, match=f"the certificate was not accepted.*; .*{hint}"):
             Remote(url, ca_file=ca_file, patience=1)
     with pytest.raises(ValueError, match=r"remote: http://.*; if the server is encrypted, write https:// in url"):
         Remote(f"http://localhost:{server.port}", patience=1)

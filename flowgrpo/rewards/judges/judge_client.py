@@ -20,7 +20,7 @@ from typing import Any
 from torch import Tensor
 
 from ...parts.plugins import nearest
-from ..options import check_seconds
+from ..options import check_positive
 from ..serving.http_client import BUSY, HttpClient, ServerError, Unavailable, check_url, check_variable
 from ..serving.persistence import persist
 from ..waiting import Unwanted, pause
@@ -104,8 +104,8 @@ class JudgeServer:
             optional = name in ("max_tokens", "side") and value is None
             if not optional and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ValueError(f"{reward}: server.{name} is {value!r}; give a whole number of 1 or more")
-        for seconds in (self.timeout, self.patience):
-            check_seconds(f"{reward}: server.timeout or server.patience", seconds)
+        for name in ("timeout", "patience"):
+            check_positive(reward, f"server.{name}", getattr(self, name), "60")
         if not isinstance(self.extra, Mapping):
             raise ValueError(f"{reward}: server.extra is {self.extra!r}; give fields of the request, such as seed: 0")
         taken = [name for name in self.extra if name in OURS]

@@ -154,6 +154,8 @@ class HttpClient:
         most_bytes: size in bytes of the largest reply that is read.
         connections: how many connections are kept open at most.
         busy: HTTP statuses after which the same request may succeed later.
+        token_option: what a recipe calls `token_env`, for messages.
+        ca_option: what a recipe calls `ca_file`, for messages; None if a recipe cannot give one.
 
     Raises:
         ValueError: `url`, `token_env` or `ca_file` is wrong.
@@ -170,8 +172,11 @@ class HttpClient:
         most_bytes: int = 16 << 20,
         connections: int = 1,
         busy: frozenset[int] = BUSY,
+        token_option: str = "server.key_env",
+        ca_option: str | None = None,
     ) -> None:
         self.reward, self.url, self.token_env = reward, check_url(reward, url), token_env
+        self._token_option, self._ca_option = token_option, ca_option
         self.timeout, self.most_bytes, self.connections, self.busy = timeout, most_bytes, connections, busy
         self.ca_file = _check_ca_file(reward, self.url, ca_file)
         self._lock = threading.Lock()
@@ -218,8 +223,11 @@ class HttpClient:
             busy = reply.status in WORKING and wanted is not None
             raise Unavailable(message, reply.status, text, asked_pause(wanted), busy)
         if reply.status in (401, 403):
-            source = self.token_env or "none was sent: name an environment variable that holds it"
-            message += f" (key: {source})"
+            message += (
+                f"; no key was sent: name the environment variable that holds it as {self._token_option}"
+                if token is None
+                else f"; the key in {self.token_env} was sent: export one that the server takes, where the run starts"
+            )
         raise ServerError(message, reply.status, text)
 
     def _exchange(
@@ -251,6 +259,7 @@ class HttpClient:
         except requests.exceptions.SSLError as error:
             hint = self._scheme_hint(_inner(error))
             what = "no encrypted connection" if hint else "the certificate was not accepted"
+            hint = hint or self._certificate_hint(_cause(error))
             raise ServerError(f"{self.url}: {what}: {_cause(error)}{hint}") from None
         except requests.exceptions.Timeout:
             raise TimeoutError from None
@@ -303,6 +312,16 @@ class HttpClient:
         if not encrypted and isinstance(cause, ConnectionResetError | BadStatusLine):
             return "; if the server is encrypted, write https:// in url"
         return ""
+
+    def _certificate_hint(self, cause: str) -> str:
+        """What to write if the certificate is for another name, or if nothing here trusts it."""
+        if "mismatch" in cause:
+            return "; write a name that the certificate has in url, or make a certificate for the name in url"
+        if not re.search(r"self.signed|unable to get (local )?issuer", cause) or self._ca_option is None:
+            return ""
+        if self.ca_file is None:
+            return f"; if it is your own certificate, name its PEM file as {self._ca_option}"
+        return f"; {self._ca_option} {self.ca_file} is another certificate: name the one that the server has"
 
     def _read(self, response: Any, exchange: Exchange[Any]) -> bytes:
         parts, size = [], 0

@@ -293,8 +293,14 @@ class _Handler(BaseHTTPRequestHandler):
             )
 
     def _check_token(self) -> None:
-        if not self.server.allows(self.headers.get("Authorization")):
-            raise Refused(401, "send the token as 'Authorization: Bearer TOKEN'")
+        given = self.headers.get("Authorization")
+        if not self.server.allows(given):
+            raise Refused(
+                401,
+                "send the token as 'Authorization: Bearer TOKEN'"
+                if given is None
+                else "this is not the token of this server",
+            )
 
     def _limit(self, seconds: float, rate: float = float("inf"), most: float = float("inf")) -> None:
         """From now on, reading and writing may take `seconds`, and more as `_received` grows."""
