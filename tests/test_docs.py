@@ -120,7 +120,7 @@ def test_claims_of_the_method_tables_hold(rows):
             {"state": "recipe", "text": [{"objective": {"name": "answers", "loss": {"name": "dpo", "tau": 0.5}}}]},
             "tau",
         ),
-        ({"state": "recipe", "text": [{"rewards": [{"name": "gold"}]}]}, "this run makes completions"),
+        ({"state": "recipe", "text": [{"rewards": [{"name": "gold"}]}]}, "the samples here are completions"),
         ({"state": "library", "library": ["core.trees.no_values"]}, "there is no core.trees.no_values"),
         ({"state": "library", "library": ["core.trees.node_values"]}, "used outside of core"),
         ({"state": "library", "library": ["core.pooled_ratios.sspo"]}, "used outside of core"),

@@ -20,6 +20,8 @@ ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 METADATA = ("metadata.jsonl", "metadata.csv", "index.jsonl")
 FILE_KEYS = ("file_name", "file", "image", "path")
 VIDEOS = (".mp4", ".webm", ".mov", ".mkv", ".avi", ".m4v")
+MOVING = ("GIF", "WEBP", "PNG")
+"""Formats of pictures that may hold a whole video, as Pillow names them."""
 AS_STRIP = (
     "save the frames of a video side by side in one picture, and give their number in a column `frames` of the list "
     "that names the picture (docs/reward_kit.md, Videos)"
@@ -186,11 +188,15 @@ def picture_of(path: Path, prompt: str, columns: dict[str, Any], frames: int = 1
     """A file as a picture to score, or as a video whose frames stand side by side.
 
     Raises:
-        ValueError: the file is not a picture, has more than 8 bits for each colour, or cannot be cut into its frames.
+        ValueError: the file is not a picture, moves, has more than 8 bits for each colour, or cannot be cut into its
+            frames.
     """
     try:
         with Image.open(path) as image:
             check_depth(path, image)
+            # Two pictures in a .jpg of a phone, or pages of a .tiff, are no video: their first picture is scored.
+            if image.format in MOVING and getattr(image, "n_frames", 1) > 1:
+                raise ValueError(f"{path} is a video of {image.n_frames} frames; {AS_STRIP}")
             turned = image.getexif().get(0x0112, 1) in (5, 6, 7, 8)
             width, height = reversed(image.size) if turned else image.size
             check_cut(path, width, frames)

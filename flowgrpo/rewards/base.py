@@ -259,7 +259,9 @@ class Reward:
             )
         other = "completions" if kind == "images" else "images"
         if other in missing:
-            raise ValueError(f"reward {self.name!r} scores `{other}`, but this run makes {kind}")
+            raise ValueError(
+                f"reward {self.name!r} scores `{other}`, but the samples here are {kind}; choose a reward of {kind}"
+            )
         if missing:
             advice = nearest(missing[0], known)
             if missing[0] == "image":

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 from flowgrpo.bench.measures import Silent
@@ -259,7 +260,7 @@ def test_a_reward_that_applies_to_nothing_says_so(tmp_path: Path, command: Any) 
     [
         ([{"prompt": "p", "text": "x"}], "answer", "has neither a text in a column `completion` nor a picture"),
         ([{"prompt": "p", "completion": "x"}], "answer", "takes `answer`, which the prompts do not have"),
-        ([{"prompt": "p", "completion": "x"}], "gold", "reward 'gold' scores `images`"),
+        ([{"prompt": "p", "completion": "x"}], "gold", "but the samples here are completions; choose"),
         ([{"prompt": "p", "file_name": "no.png"}], "gold", "there is no file"),
         (
             [{"prompt": "p", "completion": "x"}, {"prompt": "p", "file_name": "x.png"}], "gold",
@@ -282,6 +283,18 @@ def test_one_picture_or_video_is_no_list(name: str, said: str, tmp_path: Path) -
     (tmp_path / name).write_bytes(b"1")
     with pytest.raises(ValueError, match=rf"{name} {said}"):
         given_samples(tmp_path / name)
+
+
+@pytest.mark.parametrize("ending", ["gif", "webp"])
+def test_a_picture_that_moves_is_not_scored_by_its_first_frame(ending: str, tmp_path: Path) -> None:
+    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
+    frames[0].save(tmp_path / "pages.tiff", save_all=True, append_images=frames[1:])
+    assert [sample.prompt for sample in given_samples(tmp_path)] == ["pages"]
+    frames[0].save(tmp_path / f"film.{ending}", save_all=True, append_images=frames[1:])
+    listed(tmp_path / "list.jsonl", {"prompt": "p", "file_name": f"film.{ending}"})
+    for source in (tmp_path, tmp_path / "list.jsonl"):
+        with pytest.raises(ValueError, match=rf"film.{ending} is a video of 2 frames; save the frames"):
+            given_samples(source)
 
 
 def test_a_line_that_a_run_has_not_finished_is_left_out(tmp_path: Path) -> None:

@@ -197,7 +197,7 @@ def test_a_column_that_the_prompt_names_is_missed_before_anything_is_asked(stub:
     server = stub(lambda request, number: said("Score: 1"))
     with pytest.raises(ValueError, match="takes `hint`, which the prompts do not have"):
         rewards("judge", server, prompt="{hint}").score(grey(1), ["a"])
-    with pytest.raises(ValueError, match="scores `completions`, but this run makes images"):
+    with pytest.raises(ValueError, match="scores `completions`, but the samples here are images"):
         rewards("judge", server, prompt="{completion}").score(grey(1), ["a"])
     assert server.requests == []
 

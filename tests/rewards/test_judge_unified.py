@@ -107,7 +107,7 @@ def test_pairs_become_win_rates(stub: Stub, video: bool):
 def test_only_images_are_taken_and_the_form_is_checked(stub: Stub):
     server = stub()
     given = {"server": {"url": server.url, "model": "m"}}
-    with pytest.raises(ValueError, match="scores `images`, but this run makes completions"):
+    with pytest.raises(ValueError, match="scores `images`, but the samples here are completions"):
         RewardSet([RewardSpec("unified_reward", options=given)]).score(["text"], ["p"])
     with pytest.raises(ValueError, match="form is 'pairs'"):
         UnifiedReward(given["server"], form="pairs")

@@ -93,7 +93,7 @@ def test_it_is_called_as_the_served_reward_would_be(serve):
     away = remote(serve("rich").url)
     with pytest.raises(ValueError, match="takes `taste`, which the prompts do not have"):
         away.score(images(), PROMPTS)
-    with pytest.raises(ValueError, match="scores `images`, but this run makes completions"):
+    with pytest.raises(ValueError, match="scores `images`, but the samples here are completions"):
         away.score(["a"], ["p"], {"taste": [1]})
     with pytest.raises(ValueError, match="compares whole groups"):
         remote(serve("Apart").url).score(images(), PROMPTS)

@@ -140,9 +140,9 @@ def test_what_a_reward_lacks_is_said_before_any_reward_runs() -> None:
     spy = Spy()
     with pytest.raises(ValueError, match=r"takes `targt`.*did you mean 'target'"):
         rewards(spy, lambda images, targt: targt).score(IMAGES, PROMPTS, {"target": [1] * 6})
-    with pytest.raises(ValueError, match="scores `completions`, but this run makes images"):
+    with pytest.raises(ValueError, match="scores `completions`, but the samples here are images"):
         rewards(spy, lambda completions, prompts: [0.0]).score(IMAGES, PROMPTS)
-    with pytest.raises(ValueError, match="scores `images`, but this run makes completions"):
+    with pytest.raises(ValueError, match="scores `images`, but the samples here are completions"):
         rewards(lambda images, prompts: [0.0]).score(["text"], ["a"])
     with pytest.raises(ValueError, match="positional-only"):
         rewards(spy, positional).score(IMAGES, PROMPTS)

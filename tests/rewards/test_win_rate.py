@@ -351,7 +351,7 @@ def test_videos_and_completions_are_compared_too(judges: str) -> None:
     rewards = RewardSet([RewardSpec("win_rate", options={"judge": f"{judges}:longer"})])
     texts = ["long", "a", "longest"]
     assert rewards.score(texts, ["q"] * 3, groups=[0] * 3).values[:, 0].tolist() == [0.5, 0.0, 1.0]
-    with pytest.raises(ValueError, match="'win_rate' scores `images`, but this run makes completions"):
+    with pytest.raises(ValueError, match="'win_rate' scores `images`, but the samples here are completions"):
         RewardSet([RewardSpec("win_rate", options={"judge": f"{judges}:noted"})]).score(texts, ["q"] * 3, None, [0] * 3)
 
 

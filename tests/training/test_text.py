@@ -268,7 +268,7 @@ def test_what_does_not_go_together_is_refused(override: str, message: str) -> No
         (["model.chat=true"], "no chat template"),
         (["model.system=Be brief."], "no chat template"),
         (["model.path=/nowhere/at/all"], "is not a folder"),
-        (["rewards=[{name: jpeg_compressibility}]"], "scores `images`, but this run makes completions"),
+        (["rewards=[{name: jpeg_compressibility}]"], "scores `images`, but the samples here are completions"),
     ],
 )
 def test_what_cannot_run_is_refused_before_it_starts(small: list[str], overrides: list[str], message: str) -> None:
