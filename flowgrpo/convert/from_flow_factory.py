@@ -261,7 +261,8 @@ def _listed(conversion: Conversion, key: str) -> tuple[list[dict[str, Any]], str
 def _data(conversion: Conversion) -> None:
     """Their loader takes train.jsonl and test.jsonl of a folder, or else train.txt and test.txt."""
     folder = conversion.settings.text("data.dataset_dir") or "data"
-    for split, ours in (("train", "data.train"), ("test", "data.heldout")):
+    splits = [("train", "data.train"), ("test", "data.heldout")]
+    for split, ours in splits if (conversion.settings.whole("eval.eval_freq") or 0) > 0 else splits[:1]:
         names = [posixpath.join(folder, f"{split}.{ending}") for ending in ("jsonl", "txt")]
         found = next((name for name in names if Path(name).is_file()), None)
         note = "" if found else f"{names[0]} if there is one; neither is here now"
@@ -285,4 +286,6 @@ def _run(conversion: Conversion) -> None:
     saved = settings.whole("log.save_freq") or 0
     if saved > 0:
         conversion.carry("log.save_freq", "run.checkpoint_every", saved)
+    elif settings.has("log.save_freq"):
+        conversion.ignore("log.save_freq", "a run always keeps checkpoints; run.checkpoint_every says how often")
     conversion.used("log.save_freq")

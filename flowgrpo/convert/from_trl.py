@@ -39,6 +39,10 @@ def from_trl(path: Path, given: Mapping[str, Any], gpus: int | None) -> Conversi
     conversion.bases = ("text",)
     conversion.recipe["task"] = "text"
     conversion.carry_rows(ROWS)
+    if settings.value("max_completion_length") is None:
+        conversion.lose("max_completion_length", "write generation.max_tokens: a completion has a bound here")
+    if settings.value("max_prompt_length") is None and settings.has("max_prompt_length"):
+        conversion.ignore("max_prompt_length", "generation.max_prompt_tokens is the bound of a prompt")
     model_settings(conversion)
     _generation(conversion)
     updates = _batches(conversion, gpus)
@@ -51,7 +55,8 @@ def from_trl(path: Path, given: Mapping[str, Any], gpus: int | None) -> Conversi
     _rewards(conversion)
     _data(conversion)
     conversion.lose_rows(MISSING)
-    conversion.finish(IDLE)
+    engine = {"vllm_*": "vLLM's own value; generation.engine_options takes another"}
+    conversion.finish(IDLE | engine if settings.flag("use_vllm") else IDLE)
     return conversion
 
 
@@ -130,7 +135,8 @@ def _generation(conversion: Conversion) -> None:
     conversion.carry("use_vllm", "generation.engine", "vllm")
     options = {"gpu_memory_utilization": 0.3} if settings.text("vllm_mode") == "colocate" else {}
     if settings.text("vllm_mode") == "server":
-        conversion.lose("vllm_mode", "vLLM runs in the processes of the run here")
+        keys = ["vllm_mode", *(key for key in settings.given if key.startswith("vllm_server_"))]
+        conversion.lose(keys, "vLLM runs in the processes of the run here")
     for theirs in ("vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "vllm_max_model_length"):
         if (value := settings.number(theirs)) is not None:
             ours = theirs.removeprefix("vllm_").replace("max_model_length", "max_model_len")
@@ -245,9 +251,24 @@ def length_settings(conversion: Conversion, steps: int) -> None:
         conversion.lose("num_train_epochs", text)
         conversion.follow("to be written", "run.iterations", 1000)
         conversion.used("max_steps")
-    saved = settings.number("save_steps") or 0.0
-    if saved >= 1:
-        conversion.carry("save_steps", "run.checkpoint_every", max(round(saved / steps), 1))
+    if settings.value("save_strategy") in (None, "steps"):
+        _every(conversion, ["save_steps"], "run.checkpoint_every", steps)
+    else:
+        conversion.ignore("save_strategy", "a run always keeps checkpoints; run.checkpoint_every says how often")
+        conversion.used("save_steps")
+
+
+def _every(conversion: Conversion, keys: list[str], ours: str, steps: int) -> None:
+    """An interval of optimizer steps, the last of `keys`, in iterations; below 1 it is a share of all steps."""
+    settings = conversion.settings
+    every, total = settings.number(keys[-1]) or 0.0, settings.whole("max_steps") or -1
+    if every >= 1:
+        conversion.carry(keys[-1], ours, max(round(every / steps), 1))
+    elif every > 0 and total > 0:
+        conversion.carry([keys[-1], "max_steps"], ours, max(round(every * total / steps), 1))
+    elif settings.has(keys[-1]):
+        conversion.lose(keys, f"write {ours}, a number of iterations")
+    conversion.used(*keys)
 
 
 def _evaluation(conversion: Conversion, steps: int) -> None:
@@ -255,10 +276,12 @@ def _evaluation(conversion: Conversion, steps: int) -> None:
     conversion.used("eval_strategy", "eval_steps")
     if settings.text("eval_strategy") in (None, "no"):
         return
-    if (every := settings.number("eval_steps")) is not None and every >= 1:
-        conversion.carry("eval_steps", "evaluate.every", max(round(every / steps), 1))
-    elif every is not None or settings.text("eval_strategy") == "epoch":
+    if settings.text("eval_strategy") == "epoch":
         conversion.lose(["eval_strategy", "eval_steps"], "write evaluate.every, a number of iterations")
+    else:
+        # Without a number of its own, an evaluation comes with every line of their log.
+        own = settings.value("eval_steps") is not None
+        _every(conversion, ["eval_strategy", "eval_steps" if own else "logging_steps"], "evaluate.every", steps)
     conversion.carry(
         "temperature", "evaluate.temperature", settings.number("temperature"), "as there; 0 is the likeliest answer"
     )

@@ -242,3 +242,12 @@ def test_wrong_values_are_named(changes: dict[str, Any], says: str, tmp_path: Pa
 def test_what_is_not_carried_over_is_said(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
     lines = converted(tmp_path, **changes)[1]
     assert any(says in line for line in lines[lines.index("not carried over:") :])
+
+
+def test_no_evaluation_and_no_interval_of_checkpoints_are_said_once(tmp_path: Path) -> None:
+    recipe, lines = converted(tmp_path, eval_eval_freq=0, log_save_freq=0)
+    assert recipe.data.heldout is None
+    assert [line for line in lines if "data.heldout" in line] == [
+        "  eval.eval_freq 0 → data.heldout: null (no evaluation)"
+    ]
+    assert any(line.startswith("  log.save_freq 0: a run always keeps checkpoints") for line in lines)

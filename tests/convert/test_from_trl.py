@@ -121,6 +121,11 @@ def test_losses(
         ({"eval_strategy": "steps", "dataset_test_split": "dev"}, "data.heldout", "hub:somebody/sums?split=dev"),
         ({"dataset_config": "main"}, "data.train", "hub:somebody/sums?split=train&config=main"),
         ({"save_steps": 80}, "run.checkpoint_every", 20),
+        # A number below 1 is a share of the 400 steps.
+        ({"save_steps": 0.2}, "run.checkpoint_every", 20),
+        ({"eval_steps": 0.05}, "evaluate.every", 5),
+        # Without a number, an evaluation comes with every line of the log.
+        ({"eval_steps": None, "logging_steps": 24}, "evaluate.every", 6),
         ({"use_vllm": True}, "objective.correction", "mask"),
         ({"use_vllm": True}, "generation.engine", "vllm"),
         ({"use_vllm": True, "vllm_importance_sampling_correction": False}, "objective.correction", "none"),
@@ -128,6 +133,25 @@ def test_losses(
 )
 def test_single_settings(changes: dict[str, Any], key: str, value: Any, tmp_path: Path) -> None:
     assert value_at(converted(tmp_path, **changes)[0], key) == value
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "title", "said"),
+    [
+        ("max_completion_length", None, "not carried over:", "write generation.max_tokens"),
+        ("max_prompt_length", None, "without effect here:", "generation.max_prompt_tokens is the bound"),
+        ("save_strategy", "no", "without effect here:", "a run always keeps checkpoints"),
+        ("vllm_server_port", 8001, "not carried over:", "vLLM runs in the processes of the run here"),
+        ("vllm_enable_sleep_mode", True, "without effect here:", "vLLM's own value"),
+    ],
+)
+def test_every_key_of_the_file_is_in_a_list(key: str, value: Any, title: str, said: str, tmp_path: Path) -> None:
+    given = yaml.safe_load(TRL) | {"use_vllm": True, "vllm_mode": "server", key: value}
+    (tmp_path / "theirs.json").write_text(json.dumps(given), encoding="utf-8")
+    lines = convert_file(str(tmp_path / "theirs.json")).lines
+    (line,) = [line for line in lines if key in line]
+    assert said in line
+    assert [one for one in lines[: lines.index(line)] if not one.startswith(" ")][-1] == title
 
 
 def test_vllm_gets_its_options_and_the_bounds_of_the_correction(tmp_path: Path) -> None:
