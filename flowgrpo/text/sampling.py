@@ -195,6 +195,12 @@ def stopping(tokenizer: Any, stop: Sequence[str]) -> Any:
     try:
         return StopStringCriteria(tokenizer, list(stop))
     except ValueError as error:
+        if "matching one or more" in str(error):
+            texts = ", ".join(map(repr, stop))
+            raise ValueError(
+                f"generation.stop is {texts}, and the model has no tokens that write it; name texts that it can write, "
+                "or leave generation.stop out"
+            ) from error
         # It looks for the letters `abcdef` among the tokens, and some tokenizers have no letters.
         raise ValueError(
             f"generation.stop: {type(tokenizer).__name__} does not tell the texts of its tokens ({error}); leave "

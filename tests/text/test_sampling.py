@@ -138,6 +138,11 @@ def test_a_completion_ends_where_a_text_ends_it_and_not_before(language: Languag
     assert 5 < ended_by_text < 128
 
 
+def test_a_stop_text_that_the_model_cannot_write_is_named(language: LanguageModel) -> None:
+    with pytest.raises(ValueError, match=r"generation.stop is '</answer>', and the model has no tokens that write it"):
+        stopping(language.tokenizer, ["</answer>"])
+
+
 def test_a_tokenizer_that_cannot_tell_texts_is_named() -> None:
     words = Tokenizer(WordLevel({"1": 0, "<end>": 1}, unk_token="<end>"))
     with pytest.raises(ValueError, match=r"generation.stop: .* does not tell the texts of its tokens .*; leave"):
