@@ -49,6 +49,7 @@ from .recipe_prompts import (
 )
 from .recipe_rounds import is_uneven, refuse_comparisons
 from .text.answer_objective import tried
+from .text.checked_prompts import check_with_tokenizer
 from .text.forms import FORMS
 from .text.forms.filling import missing_columns
 from .text.forms.from_data import answer_of
@@ -178,6 +179,8 @@ def _model(found: Checked) -> None:
         _call(found, recipe)
     elif recipe.model.chat or recipe.model.system is not None or recipe.model.chat_template_kwargs:
         found.attempt("model.chat", check_template, recipe.model, found.folder)
+    if isinstance(recipe, TextRecipe):
+        found.attempt("data.train", check_with_tokenizer, recipe, found.data, found.folder)
     if isinstance(recipe, MaskedRecipe):
         model, kind = recipe.model, found.attempt("model.path", type_of, found.folder)
         found.attempt("model.block", check_block, path, kind, model.block, model.attention)

@@ -3,6 +3,7 @@
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import datasets
 import pytest
@@ -124,3 +125,31 @@ def test_of_a_long_file_some_prompts_are_looked_at(tmp_path: Path, monkeypatch: 
 def test_what_a_run_would_refuse_with_its_model_loaded_is_told_before(name: str, words: list[str], said: str):
     faults = check(load_recipe(name, words)).texts("fault")
     assert any(said in fault for fault in faults), faults
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words", "said"),
+    [
+        (
+            [{"role": "user", "content": "1+2="}],
+            [],
+            "prompts are conversations, but the tokenizer has no chat template",
+        ),
+        (
+            "1+2+" * 20,
+            ["generation.max_prompt_tokens=40"],
+            "prompt 1 has 80 tokens; generation.max_prompt_tokens is 40",
+        ),
+        ("1+2+" * 20, ["generation.max_prompt_tokens=80"], None),
+        ("1+2=", ["generation.max_prompt_tokens=3"], "prompt 1 has 4 tokens; generation.max_prompt_tokens is 3"),
+    ],
+)
+def test_prompts_of_text_are_checked_with_the_tokenizer_alone(
+    prompt: Any, words: list[str], said: str | None, tmp_path: Path
+) -> None:
+    rows = [{"prompt": prompt, "answer": "3"}] + [{"prompt": "2+1=", "answer": "3"}] * 7
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = check(load_recipe("text", [f"data.train={tmp_path}/train.jsonl", "data.heldout=null", *words]))
+    faults = [text for text in found.texts("fault") if "tokens" in text or "conversations" in text]
+    assert len(faults) == (said is not None)
+    assert all(str(said) in text for text in faults)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
+from typing import Any
 
 from ...configs.schema import MaskedRecipe, TextRecipe
+from ...text.chat_templates import conversation, template_ids, uses_template, without_template
 from ..data import Data, PromptRow, templated
 from ..recipe_prompts import given_columns
 from .forms.from_data import answer_of
@@ -66,6 +69,45 @@ def check_prompts(
         data.train.rows = kept
     for row in data.heldout:
         fits(str(recipe.data.heldout), row)
+
+
+def check_with_tokenizer(recipe: TextRecipe, data: Data | None, folder: str) -> None:
+    """Make the check of `check_prompts` before the model is loaded, as far as its tokenizer tells.
+
+    Only prompts that may be too long are encoded: a token has at least one byte. Pictures need the model itself.
+
+    Args:
+        recipe: of the run.
+        data: the prompts, which stay as they are; None if they cannot be read.
+        folder: of the model.
+
+    Raises:
+        ValueError: as `check_prompts`, or a prompt is a conversation and the tokenizer has no chat template.
+    """
+    from transformers import AutoTokenizer
+
+    model = recipe.model
+    if data is None or model.pictures:
+        return
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    chats = uses_template(tokenizer, model.path, model.chat, model.system, model.chat_template_kwargs)
+
+    def encoded(prompt: str, messages: Any) -> int:
+        if chats:
+            return len(template_ids(tokenizer, prompt, messages, model.system, model.chat_template_kwargs))
+        return len(tokenizer(without_template(prompt, messages)).input_ids)
+
+    around = encoded("-", None)
+
+    def tokens(row: PromptRow) -> int:
+        said = conversation(row.text, row.messages, None)
+        size = sum(len(one["content"].encode()) for one in said)
+        short = 0 < size <= recipe.generation.max_prompt_tokens - around * len(said)
+        return 1 if short and (chats or row.messages is None) else encoded(row.text, row.messages)
+
+    own = copy(data)
+    own.train = copy(data.train)
+    check_prompts(recipe, own, tokens, lambda row, count: None, lambda text: None)
 
 
 def check_answers(
