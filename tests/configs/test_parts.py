@@ -12,6 +12,7 @@ from flowgrpo.configs.schema import Recipe
 from flowgrpo.training.data import read_prompts
 
 METHODS = ("flow_grpo", "flow_grpo_fast", "grpo_guard", "mixgrpo", "mixgrpo_flash", "branchgrpo", "branchgrpo_mix")
+WHOLE_GROUPS = ("default", "diffusion_nft", "awm", "dgpo", "flow_dpo")  # their losses take no part of a group
 OF = {kind: [name for name, part in parts().items() if part.kind == kind] for kind in KINDS}
 
 
@@ -26,7 +27,8 @@ def fits(model: str, task: str) -> bool:
 
 
 def test_there_are_parts_for_the_standard_runs_and_each_says_what_it_is():
-    assert {"sd35_medium", "flux_dev", "qwen_image", "wan21_1_3b", "wan21_14b"} <= set(OF["models"])
+    known = {"sd35_medium", "flux_dev", "flux2_klein_4b", "flux2_klein_9b", "qwen_image", "z_image"}
+    assert known | {"wan21_1_3b", "wan21_14b"} <= set(OF["models"])
     assert {"geneval", "ocr", "pickscore", "videoalign"} <= set(OF["tasks"])
     assert {"gpus1_24gb", "gpus1", "gpus8", "gpus32"} <= set(OF["hardware"])
     for part in parts().values():
@@ -70,6 +72,13 @@ def test_every_standard_run_is_a_recipe_that_reads_back_as_itself(method: str):
         assert recipe.evaluate.rewards is None
         assert all(parts()[word].paper.split()[-1] in recipe.paper for word in (model, task, "gpus8"))
         assert Recipe.model_validate(yaml.safe_load(dump_recipe(recipe))) == recipe
+
+
+@pytest.mark.parametrize("method", WHOLE_GROUPS)
+def test_a_loss_of_whole_groups_gets_them_on_every_model(method: str):
+    for model in OF["models"]:
+        recipe = load_image_recipe(f"{method}+{model}+ocr+gpus8")
+        assert recipe.rollout.batch >= recipe.rollout.group
 
 
 CHOSEN = ("sampler", "combine", "advantage", "credit", "clamp", "select", "objective")
@@ -127,6 +136,15 @@ def test_settings_are_the_published_ones():
     )
     assert qwen.sampler.plan["window"].written() == {"name": "random", "size": 2, "interval": 1, "start": 0, "stop": 5}
 
+    for name, steps, evaluated in (("flux2_klein_9b", 8, 28), ("z_image", 10, 40)):
+        new = load_image_recipe(f"flow_grpo+{name}+pickscore")
+        assert (new.sampler.steps, new.evaluate.steps, new.sampler.kernel["eta"]) == (steps, evaluated, 0.7)
+        window = new.sampler.plan["window"]
+        assert window.written() == {"name": "random", "size": 1, "interval": 1, "start": 1, "stop": 4}
+        assert (new.rollout.prompts, new.rollout.group, new.advantage["scale"]) == (48, 16, "group")
+        assert (new.model.lora.rank, new.model.lora.alpha, new.model.call["guidance_scale"]) == (64, 128.0, 4.0)
+        assert (new.optimizer.learning_rate, new.penalties) == (3e-4, [])
+
     wan = load_image_recipe("flow_grpo+wan21_1_3b+videoalign")
     assert (wan.sampler.steps, wan.sampler.kernel.name, wan.rollout.group, kl_of(wan)) == (
         20,
@@ -149,6 +167,12 @@ def test_settings_are_the_published_ones():
         ("flow_grpo+wan21_1_3b+ocr", 1e-3, 16 * 9 * 30 * 52),
         ("grpo_guard+wan21_14b+ocr", 2e-6, 16 * 9 * 30 * 52),
         ("grpo_guard+wan21_14b+pickscore", 4e-6, 16 * 9 * 30 * 52),
+        ("flow_grpo+flux2_klein_4b+pickscore", 1e-4, 32 * 64 * 64),
+        ("grpo_guard+flux2_klein_9b+ocr", 2e-6, 32 * 64 * 64),
+        ("grpo_guard+flux2_klein_9b+pickscore", 4e-6, 32 * 64 * 64),
+        ("branchgrpo+flux2_klein_4b+ocr", 1e-3, 32 * 64 * 64),
+        ("flow_grpo_fast+flux2_klein_4b+ocr", 1e-5, 32 * 64 * 64),
+        ("flow_grpo_fast+z_image+ocr", 1e-5, 16 * 64 * 64),
         ("mixgrpo+wan21_1_3b+ocr", 1e-4, 16 * 9 * 30 * 52),
     ],
 )
