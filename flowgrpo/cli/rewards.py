@@ -54,7 +54,7 @@ def show_rewards(
 
 @rewards_app.command("serve")
 def serve_reward(
-    reward: Annotated[str, typer.Argument(help="Name, path/to/file.py:name or package.module:name.")],
+    reward: RewardArgument,
     options: Annotated[list[str] | None, typer.Option("--options", help="key=value; as often as needed.")] = None,
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for any free port.")] = 8765,
@@ -74,12 +74,18 @@ def serve_reward(
     ] = None,
 ) -> None:
     """Serve a reward over HTTP, for the reward `remote` of a recipe, until SIGTERM or Ctrl-C."""
+    from ..kit.entries import parse_reward
     from ..rewards.serving.serve import serve
     from ..rewards.serving.wire import WireLimits
 
+    spec = parse_reward(reward, _options(options or []))
+    if spec.label is not None or spec.time_limit is not None:
+        raise ValueError(
+            f"leave label and time_limit out of {reward!r:.80}; the recipe that asks the server may have them"
+        )
     serve(
-        reward,
-        _options(options or []),
+        spec.name,
+        spec.options,
         host=host,
         port=port,
         token_env=token_env,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,6 +30,8 @@ def parse_reward(text: str, options: Mapping[str, Any] | None = None, time_limit
     Raises:
         ValueError: the text is not an entry of a recipe, or the entry has an unknown key.
     """
+    if re.match(r"\s*name\s*:\s", text):
+        raise ValueError(f"{text!r:.80} is an entry of a recipe without its braces; write '{{{text.strip():.80}}}'")
     if not text.lstrip().startswith("{"):
         return RewardSpec(text, options=dict(options or {}), time_limit=time_limit)
     try:

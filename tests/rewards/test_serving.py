@@ -465,9 +465,21 @@ def test_the_command_passes_everything_on(monkeypatch: pytest.MonkeyPatch):
     assert called["limits"] == WireLimits(most_bytes=3 << 20)
 
 
+def test_an_entry_of_a_recipe_is_served_with_its_options(monkeypatch: pytest.MonkeyPatch):
+    called: list[Any] = []
+    monkeypatch.setattr(running_module, "serve", lambda *words, **more: called.append(words))
+    entry = "{name: gold, options: {dense: true, target: 0.5}}"
+    monkeypatch.setattr(sys, "argv", ["flowgrpo", "rewards", "serve", entry, "--options", "target=0.25"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert called == [("gold", {"dense": True, "target": 0.25})]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        ("{name:\xa0gold,label:\xa0mine}", "leave label and time_limit out of"),
+        ("name:\xa0gold,\xa0options:\xa0{}", "without its braces; write"),
         ("gold --options dense", "'dense' is not key=value"),
         ("gold --options dense=[", "'[' is not a YAML value"),
         ("gold --options denes=1", "has no option 'denes'; did you mean 'dense'"),
@@ -477,7 +489,8 @@ def test_the_command_passes_everything_on(monkeypatch: pytest.MonkeyPatch):
     ],
 )
 def test_mistakes_are_one_message(monkeypatch, capsys, words: str, message: str):
-    monkeypatch.setattr(sys, "argv", ["flowgrpo", "rewards", "serve", *words.split(), "--port", "0"])
+    given = [word.replace("\xa0", " ") for word in words.split(" ")]
+    monkeypatch.setattr(sys, "argv", ["flowgrpo", "rewards", "serve", *given, "--port", "0"])
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 1
