@@ -16,7 +16,9 @@ from .families import FAMILIES
 _CLASSES = {
     "SD3Transformer2DModel": "StableDiffusion3Pipeline",
     "FluxTransformer2DModel": "FluxPipeline",
+    "Flux2Transformer2DModel": "Flux2Pipeline",
     "QwenImageTransformer2DModel": "QwenImagePipeline",
+    "ZImageTransformer2DModel": "ZImagePipeline",
     "WanTransformer3DModel": "WanPipeline",
 }
 _SCHEDULE = {"shift": 3.0}
@@ -69,7 +71,11 @@ def random_pipeline(path: str, call: Mapping[str, Any], dtype: torch.dtype, devi
         offset = {"shift_factor": 0.0} if kind == "AutoencoderKL" else {}
         parts["vae"] = _drawn(kind, {**offset, **settings}, dtype, device)
     texts = _TEXTS[name](parts["transformer"].config, FAMILIES[name].tokens(call))
-    own = getattr(diffusers, _CLASSES[name])
+    # FLUX.2 klein is the one without an embedding of the guidance.
+    klein = name == "Flux2Transformer2DModel" and not parts["transformer"].config.guidance_embeds
+    own = getattr(diffusers, "Flux2KleinPipeline" if klein else _CLASSES[name])
+    if klein:
+        parts["is_distilled"] = architecture.one_evaluation
     none = dict.fromkeys(own._optional_components)
     none |= {key: None for key in own.__init__.__annotations__ if key.startswith(("text_encoder", "tokenizer"))}
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler(**_SCHEDULE)
@@ -133,6 +139,24 @@ def _flux(config: Any, tokens: int) -> Texts:
     return texts
 
 
+def _flux2(config: Any, tokens: int) -> Texts:
+    def texts(drawn: Drawn, rows: int, guided: bool) -> tuple[Any, ...]:
+        wide = drawn(tokens, config.joint_attention_dim)
+        ids = wide.new_zeros(rows, tokens, 4)
+        ids[..., 3] = torch.arange(tokens, device=wide.device)
+        return wide, ids
+
+    return texts
+
+
+def _z_image(config: Any, tokens: int) -> Texts:
+    def texts(drawn: Drawn, rows: int, guided: bool) -> tuple[Any, ...]:
+        wide = drawn(tokens, config.cap_feat_dim)
+        return list(wide), list(-wide) if guided else []
+
+    return texts
+
+
 def _qwen(config: Any, tokens: int) -> Texts:
     def texts(drawn: Drawn, rows: int, guided: bool) -> tuple[Any, ...]:
         wide = drawn(tokens, config.joint_attention_dim)
@@ -152,7 +176,9 @@ def _wan(config: Any, tokens: int) -> Texts:
 _TEXTS: Mapping[str, Callable[[Any, int], Texts]] = {
     "SD3Transformer2DModel": _sd3,
     "FluxTransformer2DModel": _flux,
+    "Flux2Transformer2DModel": _flux2,
     "QwenImageTransformer2DModel": _qwen,
+    "ZImageTransformer2DModel": _z_image,
     "WanTransformer3DModel": _wan,
 }
 WITH_RANDOM_WEIGHTS = frozenset(_TEXTS)

@@ -25,7 +25,13 @@ from tests.text.diffusion_folders import FOLDERS
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module", params=["StableDiffusion3Pipeline", "FluxPipeline", "QwenImagePipeline", "WanPipeline"])
+WITH_RANDOM = (
+    "StableDiffusion3Pipeline", "FluxPipeline", "Flux2Pipeline", "Flux2KleinPipeline", "QwenImagePipeline",
+    "ZImagePipeline", "WanPipeline",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=WITH_RANDOM)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """A tiny pipeline's name and its folder without any weight."""
     path = tmp_path_factory.mktemp("shapes") / request.param
