@@ -11,31 +11,19 @@ from ..parts.needs import unmet
 from ..parts.section import Section
 from .base_recipe import BaseRecipe
 from .rollouts import MaskedRolloutConfig, rollout_faults
-from .sections import HeldOutConfig, LoraConfig, TextDataConfig, named_once
-from .text_recipe import ChatConfig
+from .sections import HeldOutConfig, TextDataConfig, named_once
+from .text_recipe import TextModelConfig
 
 
-class MaskedModelConfig(ChatConfig):
+class MaskedModelConfig(TextModelConfig):
     """The masked language model that is trained."""
 
     path: str = Field(
         "arithmetic:masked", description="`arithmetic:masked` (embedded), a transformers folder, or a hub id."
     )
-    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="Type of the weights.")
-    train: Literal["lora", "full"] = "lora"
-    lora: LoraConfig = LoraConfig()
-    gradient_checkpointing: bool = False
-    attention: Literal["eager", "sdpa", "flash_attention_2"] | None = Field(
-        None, description="Attention implementation of transformers; by default transformers chooses."
-    )
     block: int | None = Field(
         None, ge=1, description="Tokens of a block, for a model that writes block after block, such as SDAR."
     )
-
-    @model_validator(mode="after")
-    def _start_is_trained(self) -> MaskedModelConfig:
-        self.lora.check_trained(self.train)
-        return self
 
 
 class MaskedGenerationConfig(Section):

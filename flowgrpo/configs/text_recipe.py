@@ -35,7 +35,25 @@ class ChatConfig(Section):
         return self
 
 
-class LanguageModelConfig(ChatConfig):
+class TextModelConfig(ChatConfig):
+    """A model of transformers that is trained."""
+
+    path: str
+    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="Type of the weights.")
+    train: Literal["lora", "full"] = "lora"
+    lora: LoraConfig = LoraConfig()
+    gradient_checkpointing: bool = False
+    attention: Literal["eager", "sdpa", "flash_attention_2"] | None = Field(
+        None, description="Attention implementation of transformers; by default transformers chooses."
+    )
+
+    @model_validator(mode="after")
+    def _start_is_trained(self) -> TextModelConfig:
+        self.lora.check_trained(self.train)
+        return self
+
+
+class LanguageModelConfig(TextModelConfig):
     """The causal language model that is trained."""
 
     needs = (pictures_are_shown,)
@@ -44,24 +62,12 @@ class LanguageModelConfig(ChatConfig):
         "arithmetic",
         description="`arithmetic` (embedded), `arithmetic:untrained`, a transformers folder, or a hub id.",
     )
-    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="Type of the weights.")
-    train: Literal["lora", "full"] = "lora"
-    lora: LoraConfig = LoraConfig()
-    gradient_checkpointing: bool = False
-    attention: Literal["eager", "sdpa", "flash_attention_2"] | None = Field(
-        None, description="Attention implementation of transformers; by default transformers chooses."
-    )
     pictures: bool = Field(
         False, description="Show the model the pictures in column `image` of the prompts; for a model that sees."
     )
     shared_prefix: bool = Field(
         True, description="Encode the prompt of a group once, and score equal completions of it once."
     )
-
-    @model_validator(mode="after")
-    def _start_is_trained(self) -> LanguageModelConfig:
-        self.lora.check_trained(self.train)
-        return self
 
 
 class GenerationConfig(Section):
