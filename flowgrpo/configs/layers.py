@@ -304,10 +304,13 @@ def _part(name: str, kind: str, texts: Mapping[str, str]) -> Part:
 def part_hint(word: str) -> str:
     """A sentence that shows how a part is used, for the name of a part or its beginning; empty for other words."""
     known = parts()
-    begun = [name for name in known if word and name.startswith(word)]
+    begun = [word] if word in known else [name for name in known if word and name.startswith(word)]
     if not begun:
         return ""
-    return f"{begun[0]} is a part for {_FOR[known[begun[0]].kind]}; write it after a method, as in flow_grpo+{begun[0]}"
+    of = _FOR[known[begun[0]].kind]
+    if len(begun) == 1:
+        return f"{begun[0]} is a part for {of}; write it after a method, as in flow_grpo+{begun[0]}"
+    return f"{', '.join(begun)} are parts for {of}; write one of them after a method, as in flow_grpo+{begun[-1]}"
 
 
 _FOR = {"models": "a model", "tasks": "a task", "hardware": "hardware"}

@@ -74,7 +74,8 @@ def test_every_name_of_another_tool_leads_to_a_key_that_exists(name: str, keys: 
     ("override", "part"),
     [
         ("model=flux", "its keys are path, dtype, train"),
-        ("model=flux", "flux_dev is a part for a model; write it after a method, as in flow_grpo+flux_dev"),
+        ("model=sd35", "sd35_medium is a part for a model; write it after a method, as in flow_grpo+sd35_medium"),
+        ("model=flux", "flux_dev are parts for a model; write one of them after a method, as in flow_grpo+flux_dev"),
         ("run=3", "fixed_order, so write run.KEY=3"),
         ("rewards=pickscore", "should be a list (got 'pickscore'); write rewards=[{name: pickscore}]"),
         ("penalties=kl", "write penalties=[{name: kl}]"),
@@ -104,7 +105,7 @@ def test_a_value_where_keys_or_a_list_belong_is_told_what_to_write(override: str
     ("source", "part"),
     [
         ("flux_dev", "no recipe or file 'flux_dev'; flux_dev is a part for a model; write it after a method"),
-        ("flux", "flux_dev is a part for a model"),
+        ("flux", "'flux'; flux2_klein_4b, flux2_klein_9b, flux_dev are parts for a model; write one of them after"),
         ("ocr", "ocr is a part for a task; write it after a method, as in flow_grpo+ocr"),
         ("mine.yaml", "no recipe or file 'mine.yaml'; give the path of a YAML file"),
         ("mixgrpo+sd35", "did you mean 'sd35_medium'?"),
