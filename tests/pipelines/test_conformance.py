@@ -77,8 +77,6 @@ def test_a_class_passes_every_check(name: str, variant: str, verdict: str) -> No
     result = check_tiny(name, seen.append)
 
     wanted = dict.fromkeys(CHECKS, "pass")
-    if name == "Kandinsky6TI2VAPipeline":  # without a layer that the usual adapter goes on
-        wanted["lora"] = "not applicable"
     if name in WITHOUT_GIVEN:
         wanted["given"] = "not applicable"
     assert {outcome.check: outcome.status for outcome in seen} == wanted, seen

@@ -233,7 +233,7 @@ def test_an_outline_is_not_made_and_knows_signature_attributes_and_packages(monk
         ("remote", {"url": "notaurl"}, "remote: url is 'notaurl'; give the address of a server"),
         ("remote", {"url": ["http://a:1", "b"]}, "remote: url is 'b'; give the address of a server"),
         ("remote", {"url": "http://a:1", "encoding": "jpeg"}, "encoding is 'jpeg'; give one of float32, uint8, png"),
-        ("remote", {"url": "http://a:1", "patience": -1}, "seconds is -1"),
+        ("remote", {"url": "http://a:1", "patience": -1}, "patience is -1"),
         (
             "judge",
             {"server": {"url": "notaurl", "model": "m"}},
