@@ -32,6 +32,11 @@ class ModelConfig(Section):
         "the folder names.",
     )
     call: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the pipeline's own call.")
+    reference_call: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Arguments that the call of the reference has in place of those in `call`: with `guidance_scale`, "
+        "penalties and losses compare with guided predictions.",
+    )
     variant: Literal["auto", "direct", "inject", "slice", "fast_forward", "relay"] = "auto"
     gradient_checkpointing: bool = False
     release_text_encoders: bool = Field(

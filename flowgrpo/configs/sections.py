@@ -196,9 +196,26 @@ class EmaConfig(Section):
     rise: float | None = Field(
         None,
         gt=0,
-        description="Growth of the share per optimizer step, from 0. By default, the share at step s is "
+        description="Growth of the share per optimizer step, from `first`. By default, the share at step s is "
         "(1 + s) / (10 + s).",
     )
+    first: float = Field(0.0, ge=0, lt=1, description="With `rise`, the share before it grows.")
+    after: int = Field(0, ge=0, description="With `rise`, optimizer steps before the share grows.")
+
+    @model_validator(mode="after")
+    def _of_a_rise(self) -> EmaConfig:
+        for name in ("first", "after"):
+            if self.rise is None and getattr(self, name):
+                raise ValueError(
+                    f"{name} says how the share grows with rise, and rise is left out; add rise, such as rise: 0.005, "
+                    f"or leave {name} out"
+                )
+        if self.first > self.decay:
+            raise ValueError(
+                f"first is {self.first:g} and decay, the largest share, is {self.decay:g}; use a first of at most "
+                f"{self.decay:g}"
+            )
+        return self
 
 
 Decay = Annotated[float, Field(ge=0, lt=1)]

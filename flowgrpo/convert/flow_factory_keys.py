@@ -16,7 +16,9 @@ TRAIN: dict[str, Any] = {
     "nft_beta": 1.0, "off_policy": False, "num_train_timesteps": 0, "time_sampling_strategy": "discrete",
     "timestep_range": 0.9, "awm_weighting": "Uniform", "ghuber_power": 0.25, "ema_kl_beta": 0, "beta": 2000.0,
     "dpo_beta": 100.0, "use_shared_noise": True, "clip_dsm": True, "ema_ref_max_decay": 0.3, "ema_ref_ramp_rate": 1e-3,
-    "kl_cfg": 1.0, "enable_gradient_checkpointing": False,
+    "kl_cfg": 1.0, "crd_beta": 1.0, "crd_loss_type": "mse", "use_old_for_loss": True, "adaptive_logp": True,
+    "weight_temp": -1.0, "old_model_decay": "0-0.25-0.005-0.999", "sampling_model_decay": "75-0.0-0.0075-0.999",
+    "reward_adaptive_kl": True, "enable_gradient_checkpointing": False,
 }  # fmt: skip
 """Values of the section `train` where the file says nothing; some belong to one algorithm only."""
 OTHERS: dict[str, Any] = {
@@ -30,6 +32,7 @@ DEFAULTS = {f"train.{key}": value for key, value in TRAIN.items()} | OTHERS
 OF_METHOD: dict[str, dict[str, Any]] = {
     "dgpo": {"train.timestep_range": 0.6},
     "dpo": {"train.timestep_range": 0.99, "train.num_train_timesteps": 1},
+    "crd": {"train.timestep_range": 0.99, "train.kl_type": "v-based", "train.kl_beta": 0.1, "train.kl_cfg": 4.5},
 }
 """Values of single algorithms that differ from `TRAIN`."""
 
@@ -68,7 +71,6 @@ MISSING = (
     Missing("train.strength", (), "write it as model.call.strength, if the pipeline's call has it"),
     Missing("train.clip_kl", (), "the penalty `kl` has no clip here"),
     Missing("train.use_ema_ref", (), "the loss compares with the base model, or with the section `reference`"),
-    Missing("train.kl_cfg", (1,), "the reference has the guidance of model.call, as the trained model has"),
     Missing("log.logging_backend", ("none",), "write run.trackers, such as [wandb]; it sends the metrics there"),
 )  # fmt: skip
 STORED = "how samples are stored is rollout.store, and their dtype is model.dtype"
@@ -112,7 +114,8 @@ IDLE = {
         (f"train.{key}" for key in (
             "global_std", "clip_range", "nft_beta", "off_policy", "num_train_timesteps", "time_sampling_strategy",
             "timestep_range", "awm_weighting", "ghuber_power", "beta", "dpo_beta", "use_shared_noise", "clip_dsm",
-            "ema_ref_*", "kl_type", "kl_beta", "weighting_scheme", "logit_*",
+            "ema_ref_*", "kl_type", "kl_beta", "kl_cfg", "weighting_scheme", "logit_*", "crd_*", "use_old_for_loss",
+            "adaptive_logp", "weight_temp", "old_model_decay", "sampling_model_decay", "reward_adaptive_kl",
         )),
         OTHER_METHOD,
     ),

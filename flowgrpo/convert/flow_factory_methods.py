@@ -49,6 +49,12 @@ def steps_of(conversion: Conversion) -> None:
     )
 
 
+def guidance_name(conversion: Conversion) -> str:
+    """The argument of the pipeline's call that is their scale of guidance."""
+    qwen = str(conversion.settings.value("model.model_type")).lower().startswith("qwen")
+    return "true_cfg_scale" if qwen else "guidance_scale"
+
+
 def method(conversion: Conversion, updates: int) -> None:
     """The objective and the penalties.
 
@@ -87,9 +93,9 @@ def _guard(conversion: Conversion, updates: int) -> None:
 
 
 def _nft(conversion: Conversion, updates: int) -> None:
-    settings = conversion.settings
-    high = (settings.pair("train.adv_clip_range") or (-5.0, 5.0))[1]
-    loss = {"name": "diffusion_nft", "beta": settings.number("train.nft_beta"), "bound": high}
+    loss = {
+        "name": "diffusion_nft", "beta": conversion.settings.number("train.nft_beta"), "bound": _bound(conversion),
+    }  # fmt: skip
     conversion.carry(
         ["train.trainer_type", "train.nft_beta"], "objective", {"name": "forward", "loss": loss, "noise": "image"}
     )
@@ -132,6 +138,71 @@ def _dgpo(conversion: Conversion, updates: int) -> None:
         )
     if settings.flag("train.off_policy"):
         conversion.lose("train.off_policy", "objective.old samples from the start")
+
+
+DECAYS: dict[str, tuple[float, float, float, float]] = {
+    "0": (0, 0.0, 0.0, 0.0), "1": (0, 0.0, 0.001, 0.5), "2": (75, 0.0, 0.0075, 0.999), "3": (0, 1.0, 0.0, 1.0),
+    "4": (0, 0.0, 0.02, 0.99), "5": (0, 0.0, 0.01, 0.5), "6": (0, 0.0, 0.0075, 0.999),
+    "none": (0, 0.0, 0.0, 0.0), "slow": (0, 0.0, 0.001, 0.5), "medium": (75, 0.0, 0.0075, 0.999),
+    "offline": (0, 1.0, 0.0, 1.0), "fast": (0, 0.0, 0.02, 0.99), "moderate": (0, 0.0, 0.01, 0.5),
+}  # fmt: skip
+"""CRD's decays by name: the step after which the share of the past rises, the share before, its rise, and its end."""
+
+
+def _crd(conversion: Conversion, updates: int) -> None:
+    settings = conversion.settings
+    match = {"mse": "squares", "bce": "logistic"}.get(settings.text("train.crd_loss_type") or "")
+    if match is None:
+        raise settings.wrong("train.crd_loss_type", "mse or bce")
+    loss: dict[str, Any] = {"name": "crd", "beta": settings.number("train.crd_beta"), "bound": _bound(conversion)}
+    loss |= {"relative": settings.flag("train.adaptive_logp"), "match": match}
+    heat = settings.number("train.weight_temp") or 0.0
+    if heat > 0:
+        loss["temperature"] = heat
+    keys = [f"train.{key}" for key in ("trainer_type", "crd_beta", "crd_loss_type", "adaptive_logp", "weight_temp")]
+    note = "their means are over all images that are trained at once, and not over the images of a prompt"
+    conversion.carry(keys, "objective", {"name": "forward", "loss": loss, "noise": "image"}, note)
+    if heat == 0:
+        conversion.lose("train.weight_temp", "the means are plain; objective.loss.temperature weighs them")
+    _levels(conversion)
+    if not settings.flag("train.use_old_for_loss"):
+        conversion.lose("train.use_old_for_loss", "the loss compares with objective.compared, and not with the base")
+    for key, ours in (("old_model_decay", "compared"), ("sampling_model_decay", "old")):
+        conversion.carry(f"train.{key}", f"objective.{ours}", _decay(conversion, f"train.{key}", updates))
+    conversion.used("train.use_old_for_loss")
+
+
+def _decay(conversion: Conversion, key: str, updates: int) -> dict[str, Any] | None:
+    """An average of CRD as our section has it; None if it is a copy of the weights. Theirs moves once an iteration.
+
+    Raises:
+        ValueError: the text is none of their decays.
+    """
+    settings = conversion.settings
+    text = str(settings.value(key))
+    numbers = DECAYS.get(text)
+    if numbers is None:
+        try:
+            after, first, rise, end = (float(word) for word in text.split("-"))
+        except ValueError:
+            raise settings.wrong(
+                key, f"START_STEP-START_VALUE-SLOPE-END_VALUE, or one of {', '.join(DECAYS)}"
+            ) from None
+        numbers = after, first, rise, end
+    after, first, rise, end = numbers
+    if first >= 1 or end >= 1:
+        conversion.lose(key, "an average that never moves is the base here; a decay of 0.999 is the slowest")
+        first, end = min(first, 0.999), min(end, 0.999)
+    if end <= 0 or (first <= 0 and rise <= 0):
+        return None
+    if rise <= 0:
+        return {"decay": min(first, end), "every": updates, "rise": 1.0, "first": min(first, end)}
+    return {"decay": end, "every": updates, "rise": rise, "first": min(first, end), "after": int(after)}
+
+
+def _bound(conversion: Conversion) -> float:
+    """The advantage at which an image counts as wholly good."""
+    return (conversion.settings.pair("train.adv_clip_range") or (-5.0, 5.0))[1]
 
 
 def _dpo(conversion: Conversion, updates: int) -> None:
@@ -225,6 +296,14 @@ def _kl(conversion: Conversion, kind: str, updates: int) -> None:
         name = "w2" if kind in NOISY else "kl"
         note = "the squared distance of the means" if kind in NOISY else "the squared distance of the velocities"
         penalties = [{"name": name, "weight": beta}]
+        if kind == "crd" and settings.flag("train.reward_adaptive_kl"):
+            # Their bad images have a weight of 1e-4.
+            least = min(1e-4 / beta, 1.0)
+            penalties = [{"name": "adaptive_kl", "weight": beta, "bound": _bound(conversion), "least": least}]
+    conversion.used("train.reward_adaptive_kl")
+    guided = settings.number("train.kl_cfg") or 1.0
+    if guided > 1 and penalties and kind not in NOISY:
+        conversion.carry("train.kl_cfg", f"model.reference_call.{guidance_name(conversion)}", guided)
     lagging = settings.number("train.ema_kl_beta") or 0.0
     if kind == "awm" and lagging > 0 and not penalties and (average := average_of(conversion, updates)) is not None:
         conversion.carry("train.ema_kl_beta", "penalties", [{"name": "kl", "weight": lagging}])
@@ -245,6 +324,7 @@ METHODS: dict[str, tuple[Make, tuple[str, ...]]] = {
     "nft": (_nft, ("diffusion_nft@published", "diffusion_nft")),
     "awm": (_awm, ("awm@published", "awm")),
     "dgpo": (_dgpo, ("dgpo@published", "dgpo")),
+    "crd": (_crd, ("crd@published", "crd")),
     "dpo": (_dpo, ("flow_dpo",)),
 }
 """Their algorithm -> function that makes the objective, and recipes of the same method."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from .conversion import Conversion
 from .flow_factory_keys import CALL, DEFAULTS, IDLE, LAYERS, MISSING, OF_METHOD, PICTURES, ROWS
-from .flow_factory_methods import average_of, method, steps_of
+from .flow_factory_methods import average_of, guidance_name, method, steps_of
 from .flow_grpo_scripts import model_word
 from .foreign_settings import ForeignSettings, named
 from .from_flow_grpo import LENGTH
@@ -120,10 +120,9 @@ def _call(conversion: Conversion) -> None:
         own = settings.value(key) is not None
         size = settings.count(key) if own else _side(settings, "train.resolution", side)
         conversion.carry(key if own else "train.resolution", f"model.call.{key[6:]}", size)
-    qwen = str(settings.value("model.model_type")).lower().startswith("qwen")
-    name = "true_cfg_scale" if qwen else "guidance_scale"
+    name = guidance_name(conversion)
     conversion.carry("train.guidance_scale", f"model.call.{name}", settings.number("train.guidance_scale"))
-    if qwen and not settings.has("train.negative_prompt"):
+    if name == "true_cfg_scale" and not settings.has("train.negative_prompt"):
         conversion.follow("their adapter for Qwen-Image", "model.call.negative_prompt", " ")
     for key in CALL:
         value = settings.value(f"train.{key}")

@@ -37,6 +37,11 @@ def as_precise(values: Tensor) -> Tensor:
     return values.detach().to(precise(values.device))
 
 
+def goodness(advantages: Tensor, bound: float) -> Tensor:
+    """Advantages as numbers in [0, 1], of the same shape: 0 at -bound and below, 1 at bound and above."""
+    return (advantages / (2.0 * bound) + 0.5).clamp(0.0, 1.0)
+
+
 def sum_by_group(values: Tensor, index: Tensor, num_groups: int) -> Tensor:
     """Sum the rows of `values` [N, K] that share an `index` [N] in 0..M-1, into [M, K]."""
     return values.new_zeros(num_groups, *values.shape[1:]).index_add(0, index, values)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from torch import Tensor
 from ..parts.choice import Of
 from ..parts.ranges import Positive
 from ..parts.traits import compares, no_ratio, of_selection, whole_groups
-from .advantages import group_index, sum_by_group
+from .advantages import goodness, group_index, sum_by_group
 from .surrogates import clip, losses
 
 Surrogate = Annotated[Callable[..., Tensor], Of("surrogate", "clip")]
@@ -83,6 +83,11 @@ def _mean(values: Tensor) -> Tensor:
     return values.flatten(1).mean(1)
 
 
+def _size(difference: Tensor) -> Tensor:
+    """[N] mean size of the numbers of a difference, at least 1e-5, without gradient."""
+    return _mean(difference.detach().abs().double()).clamp(min=1e-5).to(difference)
+
+
 def _surrogate_loss(surrogate: Surrogate, logp: Tensor, old_logp: Tensor, adv: Tensor) -> tuple[Tensor, Tensor]:
     log_ratio = (logp - old_logp.detach())[:, None]
     everywhere = torch.ones_like(log_ratio, dtype=torch.bool)
@@ -108,12 +113,11 @@ def diffusion_nft(rows: Noised, *, beta: Positive = 1.0, bound: Positive = 5.0) 
     """
     v, old = rows.velocity.float(), rows.old.float().detach()
     x, x0 = rows.x, rows.x0.float()
-    good = (rows.advantage.to(v) / (2.0 * bound) + 0.5).clamp(0.0, 1.0)
+    good = goodness(rows.advantage.to(v), bound)
     terms = []
     for sign, mixed in ((1, beta * v + (1.0 - beta) * old), (-1, (1.0 + beta) * old - beta * v)):
         difference = x - rows.sigma * mixed - x0
-        scale = _mean(difference.detach().abs().double()).clamp(min=1e-5).to(v)
-        terms.append((good if sign > 0 else 1.0 - good) * _mean(difference.square()) / scale)
+        terms.append((good if sign > 0 else 1.0 - good) * _mean(difference.square()) / _size(difference))
     return bound / beta * (terms[0] + terms[1]), torch.zeros_like(good)
 
 
@@ -167,6 +171,71 @@ def dgpo(rows: Noised, *, surrogate: Surrogate = clip, beta: Positive = 100.0) -
     weight = torch.sigmoid(totals[:, 0] / totals[:, 1])[index]
     loss, log_ratio = _surrogate_loss(surrogate, -error, -rows.error(rows.old), advantage)
     return weight * loss, log_ratio
+
+
+@whole_groups
+@no_ratio
+def crd(
+    rows: Noised,
+    *,
+    beta: Positive = 1.0,
+    bound: Positive = 5.0,
+    relative: bool = True,
+    temperature: Positive | None = None,
+    match: Literal["squares", "logistic"] = "squares",
+) -> tuple[Tensor, Tensor]:
+    """Centred reward distillation (CRD, arXiv 2603.14128): implicit rewards are matched with the rewards of a group.
+
+    The implicit reward of an image is how much its error has fallen since the old policy, r = l_old - l. The reward
+    is the advantage as a number in [0, 1], a = clamp(A / (2 bound) + 1/2, 0, 1). Both are centred within the group,
+    because the unknown normaliser of a prompt then cancels. The loss is
+    bound / beta (beta (r - mean r) - (a - mean a))^2, where mean r has no gradient.
+
+    Args:
+        rows: images at one noise level, whole groups.
+        beta: Strength of the implicit reward.
+        bound: The advantage at which an image counts as wholly good or bad.
+        relative: Whether an error is divided by the mean size of its numbers, which has no gradient and is at least
+            1e-5, as in the released code.
+        temperature: If left out, the means are plain. Otherwise there are two losses, and their mean is taken: in one
+            the means have the weights softmax(a / temperature), in the other softmax(-a / temperature).
+        match: `squares`, as above; or `logistic`: the cross-entropy of sigmoid(beta (r - mean r)) with the probability
+            sigmoid(a - mean a).
+
+    Returns:
+        Loss [N] with gradient, and log ratios [N], which are 0 because this loss has no ratio.
+    """
+
+    def error(velocity: Tensor) -> Tensor:
+        difference = velocity.float() - (rows.noise.float() - rows.x0.float())
+        found = _mean(difference.square())
+        return found / _size(difference) if relative else found
+
+    implicit = error(rows.old.detach()) - error(rows.velocity)
+    good = goodness(rows.advantage.to(implicit), bound)
+    index, count = group_index(rows.group, len(good), good.device)
+    losses = []
+    for weight in _centres(good, index, count, temperature):
+        means = sum_by_group(weight[:, None] * torch.stack([good, implicit.detach()], dim=1), index, count)[index]
+        ours, given = beta * (implicit - means[:, 1]), good - means[:, 0]
+        if match == "squares":
+            losses.append((ours - given).square())
+        else:
+            wanted = torch.sigmoid(given)
+            losses.append(torch.nn.functional.binary_cross_entropy_with_logits(ours, wanted, reduction="none"))
+    return bound / beta * torch.stack(losses).mean(0), torch.zeros_like(good)
+
+
+def _centres(good: Tensor, index: Tensor, count: int, temperature: float | None) -> list[Tensor]:
+    """Weights [N] of a group's images in the means with which the images are compared; they add up to 1."""
+    signs = (0.0,) if temperature is None else (1.0, -1.0)
+    found = []
+    for sign in signs:
+        scores = sign * good / (temperature or 1.0)
+        top = scores.new_full((count,), -torch.inf).scatter_reduce(0, index, scores, "amax")
+        shares = (scores - top[index]).exp()
+        found.append(shares / sum_by_group(shares[:, None], index, count)[index, 0])
+    return found
 
 
 @compares
@@ -258,6 +327,7 @@ FORWARD: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
     "diffusion_nft": diffusion_nft,
     "awm": awm,
     "dgpo": dgpo,
+    "crd": crd,
     "flow_dpo": flow_dpo,
     "matching": matching,
 }

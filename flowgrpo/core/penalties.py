@@ -12,8 +12,9 @@ from torch import Tensor
 
 from ..parts.choice import Choice
 from ..parts.needs import SOMETHING, Need, needs, several_updates
-from ..parts.ranges import NotNegative
+from ..parts.ranges import NotNegative, Positive, Share
 from ..parts.traits import TRAINED, compares, trained
+from .advantages import goodness
 from .guards import likelihood_guard
 from .objectives import gaussian_kl
 
@@ -85,6 +86,25 @@ def kl(edges: Edges) -> Tensor:
         [E], per element of a latent.
     """
     return edges.divergence(edges.from_reference)
+
+
+@compares
+def adaptive_kl(edges: Edges, *, bound: Positive = 5.0, least: Share = 0.001) -> Tensor:
+    """The penalty `kl`, stronger for better images (CRD, 2603.14128).
+
+    Bad images may move far from the reference, so that a run begins fast. Good images may not, so that it ends without
+    exploiting the reward. The KL has the weight least + (1 - least) clamp(A / (2 bound) + 1/2, 0, 1).
+
+    Args:
+        edges: E of one step.
+        bound: The advantage at which an image counts as wholly good or bad.
+        least: Share of the penalty's weight that wholly bad images have.
+
+    Returns:
+        [E], per element of a latent.
+    """
+    found = kl(edges)
+    return (least + (1.0 - least) * goodness(edges.advantage.to(found), bound)) * found
 
 
 @compares
@@ -180,6 +200,7 @@ def llds(edges: Edges, *, rows: Literal["all", "good"] = "all") -> Tensor:
 
 PENALTIES: dict[str, Callable[..., Tensor]] = {
     "kl": kl,
+    "adaptive_kl": adaptive_kl,
     "trust_region": trust_region,
     "w2": w2,
     "stepwise": stepwise,

@@ -12,7 +12,7 @@ from ..configs.schema import Recipe
 from ..parts.traits import saying
 from ..training.data import read_prompts
 from ..training.distributed.processes import Processes
-from ..training.planning import Forecast, forecast, nfe_of, search_passes, steps_of
+from ..training.planning import Forecast, compares_with_past, forecast, nfe_of, search_passes, steps_of
 from ..training.prompt_embeddings import kept_prompts, met_at_most
 from . import UTILISATION
 from .disk import on_disk
@@ -206,9 +206,11 @@ def _flops(recipe: Recipe, model: Model, expected: Forecast, share: int, turns: 
     def average(name: str) -> float:
         return sum(getattr(c, name) * uses for c, uses in zip(expected.counts, expected.windows)) / iterations
 
-    objective, leaves = recipe.objective, average("leaves")
+    leaves = average("leaves")
     states = average("images") * nfe_of(recipe, expected).theta_shared
-    others = int(bool(saying(recipe, "compares"))) + int(objective.get("old") is not None)
+    others = float(compares_with_past(recipe))
+    if saying(recipe, "compares"):
+        others += model.reference_branches / model.branches
     gradient = cost.forward + cost.backward + (cost.recompute if recipe.model.gradient_checkpointing else 0.0)
     passes = recipe.optimizer.epochs * (gradient + others * cost.forward) + search_passes(recipe) * cost.forward
     return {

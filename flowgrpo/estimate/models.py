@@ -41,6 +41,7 @@ class Model:
         prediction_bytes: bytes of one element of a stored prediction.
         prompt_bytes: bytes of a prompt's embeddings.
         branches: evaluations of the denoiser for one state.
+        reference_branches: the same of the reference, whose call may have other arguments.
         rows: how many of these evaluations are in one call.
         evaluation: cost of one evaluation.
         decode_flops, decode_bytes: cost of decoding one latent.
@@ -60,6 +61,7 @@ class Model:
     prediction_bytes: int
     prompt_bytes: int
     branches: int
+    reference_branches: int
     rows: int
     evaluation: Footprint
     decode_flops: float
@@ -80,6 +82,9 @@ def model_of(config: ModelConfig) -> Model:
     dtype = DTYPES[config.dtype]
     latent = latent_shape(architecture, call)
     evaluations = family.evaluations(call, architecture.one_evaluation)
+    reference = family.evaluations({**call, **config.reference_call}, architecture.one_evaluation)
+    # The embeddings of a call with other arguments are kept beside the others.
+    texts = evaluations.texts + (reference.texts if config.reference_call else 0)
     beside = tuple(family.beside(call, architecture.inputs).items())
     adapter = config.lora.model_dump_json() if config.train == "lora" else None
     tokens = family.tokens(call) + int(architecture.inputs.get("read_tokens", 0))
@@ -99,8 +104,9 @@ def model_of(config: ModelConfig) -> Model:
         elements=math.prod(latent) + denoiser.beside,
         state_bytes=4 if family.float32 else dtype.itemsize,
         prediction_bytes=4 if evaluations.wide else dtype.itemsize,
-        prompt_bytes=evaluations.texts * denoiser.prompt * dtype.itemsize,
+        prompt_bytes=texts * denoiser.prompt * dtype.itemsize,
         branches=evaluations.number,
+        reference_branches=reference.number,
         rows=evaluations.rows,
         evaluation=denoiser.evaluation,
         decode_flops=decode_flops,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -219,6 +219,16 @@ class PipelineCall:
         if not self.accepts(name):
             hint = did_you_mean(self.parameters, name)
             raise ValueError(f"{type(self.pipe).__name__}.__call__ has no argument {name!r} (in call){hint}")
+
+    def called_with(self, changes: Mapping[str, Any]) -> AbstractContextManager[None]:
+        """Within the block, these arguments have other values.
+
+        Raises:
+            ValueError: as for the arguments of the constructor.
+        """
+        for name in changes:
+            self._require(name)
+        return replaced(self, call=self.call | dict(changes))
 
     @property
     def conditioned(self) -> bool:

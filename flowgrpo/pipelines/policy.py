@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -87,9 +87,11 @@ class FlowPolicy:
         batch: number of states in one call of the denoiser.
         decode_batch: number of images that are decoded at once.
         store: where the states of a rollout are kept between sampling and training: `device` or `host`.
+        reference_call: arguments that the call of the reference has in place of the denoiser's, such as a guidance
+            scale. They must not change the layout of states; see `require_reference`.
 
     Attributes:
-        reference: a context in which the pipeline is the reference of the penalties: the base model, or an anchor.
+        reference: a context in which the weights are the reference's: the base model's, or an anchor.
     """
 
     def __init__(
@@ -102,12 +104,14 @@ class FlowPolicy:
         batch: int = 32,
         decode_batch: int = 32,
         store: Literal["device", "host"] = "device",
+        reference_call: Mapping[str, Any] | None = None,
     ) -> None:
         self.denoiser, self.weights = denoiser, weights
         self.ratio, self.weight = ratio, weight
         self.batch, self.decode_batch = batch, decode_batch
         self.store = to_host if store == "host" else None
         self.reference: Callable[[], AbstractContextManager[None]] = weights.reference
+        self.reference_call = dict(reference_call or {})
         self.device = next(iter(weights.modules.values())).device
 
     def velocity_of(self, prompts: Sequence[str]) -> Velocity:
@@ -214,6 +218,35 @@ class FlowPolicy:
             self.denoiser.velocity(state, 0, [prompt])
         return rows > 1
 
+    @contextmanager
+    def as_reference(self) -> Iterator[None]:
+        """A context in which this is the reference of penalties and losses, with its weights and its call."""
+        with self.reference(), self.denoiser.caller.called_with(self.reference_call):
+            yield
+
+    def require_reference(self, prompts: Sequence[str]) -> None:
+        """Refuse a call of the reference that cannot be replayed, or has states of another layout.
+
+        Args:
+            prompts: one or two texts.
+
+        Raises:
+            ValueError: an argument is unknown, or changes the shape of the states or the noise levels.
+            PipelineError: the pipeline's own loop is not reproduced with these arguments.
+        """
+        own = self.denoiser
+        if not self.reference_call:
+            return
+        call = {**own.caller.call, **self.reference_call}
+        other = Denoiser(own.pipe, num_steps=own.num_steps, call=call, variant=own.variant, example=prompts[0])
+        other.self_check(prompts)
+        if other.probe != own.probe:
+            raise ValueError(
+                f"model.reference_call changes the states: they have shape {other.probe.latent_shape} and noise levels "
+                f"from {other.probe.sigmas[0]:g}, and with model.call alone shape {own.probe.latent_shape} and noise "
+                f"levels from {own.probe.sigmas[0]:g}; change only what leaves them as they are, such as guidance_scale"
+            )
+
     def bind(self, plan: Plan, others: Mapping[int, float] | None = None) -> None:
         """Bind the denoiser to a plan's noise levels.
 
@@ -285,7 +318,7 @@ class FlowPolicy:
     def _to_reference(self, transitions: Transitions, replayed: ReplayedEdges, velocity: Velocity) -> Tensor:
         """[E, ...] the mean of each edge minus the reference's mean, with gradients."""
         c, batch = transitions.coefficients, replayed.states
-        with torch.no_grad(), self.reference():
+        with torch.no_grad(), self.as_reference():
             reference = velocity(transitions.x[batch], transitions.step, transitions.prompt[batch])
         scale = jacobian(c.sigma, c.sigma_next, c.kappa)
         return (scale * (replayed.velocity - reference))[replayed.rows()]

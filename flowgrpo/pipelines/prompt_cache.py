@@ -60,6 +60,8 @@ class PromptCache:
         most: number of entries that are kept while the text encoders are loaded. The entry that was requested longest
             ago is dropped first, and is encoded again if it is requested again. None keeps all entries.
         spare: bytes; more than `most` entries are kept while all entries together need no more than this.
+        changes: arguments that some later calls have in place of `call`'s. Each prompt then has two entries if they
+            change what is encoded, as guidance does, and `most` counts prompts.
 
     Raises:
         ValueError: if the pipeline already has a cache.
@@ -72,6 +74,7 @@ class PromptCache:
         device: torch.device | str | None = None,
         most: int | None = None,
         spare: int = 0,
+        changes: Mapping[str, Any] | None = None,
     ) -> None:
         if "encode_prompt" in pipe.__dict__:
             raise ValueError(
@@ -80,10 +83,14 @@ class PromptCache:
             )
         self.pipe = pipe
         self.device = None if device is None else torch.device(device)
-        self.most, self.spare = most, spare
+        self.most, self.spare = most if most is None or not changes else 2 * most, spare
         self._bytes = 0
         self._latest: tuple[Any, Any] | None = None
         self._caller = PipelineCall(pipe, call or {})
+        self._changes: tuple[Mapping[str, Any], ...] = ({}, changes) if changes else ({},)
+        # The keys of entries begin with the other arguments; here are those of calls without changes.
+        self._own: set[Any] = set()
+        self._unchanged = False
         self._entries: dict[Any, Any] = {}
         self._layouts: dict[Any, Layout] = {}
         self._texts: dict[Any, str] = {}
@@ -138,9 +145,13 @@ class PromptCache:
         """Call the pipeline up to its denoiser."""
         recorder = Recorder(self.pipe.scheduler)
         with torch.no_grad(), stopping_at_denoiser(self.pipe):
-            # Two steps, because some pipelines divide by half the number of steps.
-            recorder.arm(None)
-            self._caller.run(recorder, [prompt], 2, output_type="latent")
+            for changes in self._changes:
+                self._unchanged = not changes
+                # Two steps, because some pipelines divide by half the number of steps.
+                recorder.arm(None)
+                with self._caller.called_with(changes):
+                    self._caller.run(recorder, [prompt], 2, output_type="latent")
+                self._unchanged = False
 
     def features(self, prompt: str) -> Tensor:
         """A prompt's embeddings as one float32 vector: the mean of each embedding over its tokens, concatenated.
@@ -154,7 +165,8 @@ class PromptCache:
                 "use a recipe without a critic"
             )
         self.encode([prompt])
-        texts = {_prompt_of(dict(row)): entry for (_, row), entry in reversed(self._entries.items())}
+        own = ((row, entry) for (context, row), entry in reversed(self._entries.items()) if context in self._own)
+        texts = {_prompt_of(dict(row)): entry for row, entry in own}
         # Some classes put words of their own before a prompt; then this is the shortest text that ends with the prompt.
         entry = texts[prompt if prompt in texts else min((t for t in texts if t.endswith(prompt)), key=len)]
         parts = [part.float() for part in _tensors(entry) if part.is_floating_point()]
@@ -230,6 +242,8 @@ class PromptCache:
         counts = {"batch_size"} & arguments.keys()
         others = {name: value for name, value in arguments.items() if name not in texts and name not in counts}
         context = tuple((name, fingerprint(value)) for name, value in sorted(others.items()) if name != "device")
+        if self._unchanged:
+            self._own.add(context)
         # The rows of one prompt share their texts. A key for each row would cost more than the rest of this method.
         marked = [(tuple(v if isinstance(v, str) else id(v) for v in row.values()), row) for row in _rows(texts)]
         found = {mark: self._entry(context, row, others, counts) for mark, row in dict(marked).items()}

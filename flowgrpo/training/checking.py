@@ -196,6 +196,8 @@ def _call(found: Checked, recipe: Recipe) -> None:
     if advised is None:
         return
     faults = list(call_faults(Path(folder), parameters, given))
+    changes = recipe.model.reference_call
+    faults += argument_faults(parameters, changes, "model.reference_call.", "the pipeline")
     note = f"{Path(folder) / RECOMMENDED}: call."
     faults += argument_faults(parameters, {k: v for k, v in advised.items() if k not in given}, note, "the pipeline")
     found.findings += [Fault("fault", fault, "model.call") for fault in faults]

@@ -240,15 +240,20 @@ def noised_levels(recipe: Recipe) -> tuple[int, int]:
 def kept_predictions(recipe: Recipe) -> float:
     """How many predictions of each image a loss of the forward process keeps until it trains them.
 
-    If the sampling policy lags behind or there are several updates, the predictions of the sampling policy are kept. If
-    a part compares with the reference, the predictions of the reference are kept too, for one update at a time.
+    If the policy with which the loss compares lags behind, or if there are several updates, its predictions are kept.
+    If a part compares with the reference, the predictions of the reference are kept too, for one update at a time.
     """
     if trained(recipe) != "images":
         return 0.0
     several = recipe.optimizer.updates * recipe.optimizer.epochs > 1
-    sampling = float(several or recipe.objective.get("old") is not None)
+    sampling = float(several or compares_with_past(recipe))
     reference = 1.0 / recipe.optimizer.updates if saying(recipe, "compares") else 0.0
     return (sampling + reference) * noised_levels(recipe)[0]
+
+
+def compares_with_past(recipe: Planned) -> bool:
+    """Whether the loss compares with a policy that lags behind, so that ratios are not 1 before an update."""
+    return any(recipe.objective.get(name) is not None for name in ("old", "compared"))
 
 
 def _noise_alone(recipe: Recipe) -> float:
@@ -336,7 +341,7 @@ def _warnings(recipe: Planned, elements: int | None) -> list[str]:
     surrogate = surrogate_of(recipe)
     kind = None if surrogate is None else surrogate.name
     clips = kind in ("clip", "clip_nats")
-    if steps == 1 and clips and recipe.objective.get("old") is None:
+    if steps == 1 and clips and not compares_with_past(recipe):
         found.append("one optimizer step per rollout is strictly on-policy: the ratio is 1 and the clip never binds")
     high, nats = clip_bounds(recipe, elements)
     if high is not None and high < 2e-8:
@@ -344,6 +349,10 @@ def _warnings(recipe: Planned, elements: int | None) -> list[str]:
     if nats is not None and nats > 5 and clips and steps > 1:
         way = "lower objective.surrogate.nats" if kind == "clip_nats" else "surrogate clip_nats sets the clip in nats"
         found.append(f"a clip of ±{nats:.1f} nats per latent hardly binds; {way}")
+    if isinstance(recipe, Recipe) and recipe.model.reference_call and not saying(recipe, "compares"):
+        found.append(
+            "model.reference_call has no effect, because no part compares with the reference, as penalty kl does"
+        )
     if isinstance(recipe, Recipe) and recipe.objective.get("ratio") == "guard" and recipe.sampler.kernel.name == "cps":
         found.append("guard with cps uses the true density of the CPS transition, not the released log-prob")
     return found

@@ -243,7 +243,10 @@ def load_flow_task(
     doing("preparing the pipeline")
     if model.compile:
         compile_blocks(pipe)
-    cache = PromptCache(pipe, call, most=kept_prompts(recipe, len(data.heldout)), spare=SPARE_EMBEDDINGS)
+    cache = PromptCache(
+        pipe, call, most=kept_prompts(recipe, len(data.heldout)), spare=SPARE_EMBEDDINGS,
+        changes=model.reference_call,
+    )  # fmt: skip
     if model.release_text_encoders:
         rows = met_prompts(recipe, data)
         for number, row in enumerate(rows):
@@ -283,7 +286,9 @@ def _policies(
         denoiser = Denoiser(pipe, num_steps=number, call=own, variant=recipe.model.variant, example=shown[0])
         with torch.enable_grad():
             denoiser.self_check(shown)
-        return flow_policy(recipe, denoiser, weights)
+        made = flow_policy(recipe, denoiser, weights)
+        made.require_reference(shown)
+        return made
 
     policy = checked_policy()
     return policy, SizedPolicies(policy, checked_policy)
@@ -301,6 +306,7 @@ def flow_policy(recipe: Recipe, denoiser: Denoiser, weights: TrainedWeights) -> 
         batch=rollout.batch,
         decode_batch=rollout.decode_batch,
         store=rollout.store,
+        reference_call=recipe.model.reference_call,
     )
 
 

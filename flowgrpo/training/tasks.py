@@ -134,11 +134,12 @@ class Task(Protocol):
     def followers(self) -> dict[str, EmaConfig | None]:
         """Further averages of the weights, by name.
 
-        `anchor` is the model with which penalties compare, and `old` is the sampling policy.
+        `anchor` is the model with which penalties compare, `old` is the sampling policy, and `compared` is the policy
+        with which the loss compares, if it is not the sampling policy.
         """
 
     def objective(self, old: Callable[[], AbstractContextManager[None]] | None) -> Objective:
-        """The loss of the recipe; `old` is a context with the sampling policy, if that policy lags behind."""
+        """The loss of the recipe; `old` is a context with the policy it compares with, if that policy lags behind."""
 
     def rollout(
         self,
@@ -257,7 +258,8 @@ class FlowTask(PolicyTask):
 
     def followers(self) -> dict[str, EmaConfig | None]:
         """The averages that the recipe asks for."""
-        return {"anchor": self.recipe.reference, "old": self.recipe.objective.get("old")}
+        objective = self.recipe.objective
+        return {"anchor": self.recipe.reference, "old": objective.get("old"), "compared": objective.get("compared")}
 
     def objective(self, old: Callable[[], AbstractContextManager[None]] | None) -> Objective:
         """The loss of the recipe; if prompts have sizes, the losses of all sizes together."""

@@ -90,7 +90,8 @@ class Trainer:
         )  # fmt: skip
         self.symptoms = symptoms_of(recipe.rewards, rewards.names, len(data.heldout))
         self.collector = Collector(recipe, task, rewards, data, self.extensions, self.processes, self.clock, lagging)
-        make = partial(task.objective, lagging.applied if lagging else None)
+        compared = self.averages.get("compared", lagging)
+        make = partial(task.objective, compared.applied if compared else None)
         self.objective: Objective = JoinedObjective(lambda _: make()) if self.collector.uneven else make()
         self.updater = Updater(
             recipe.optimizer, task, self.objective, self.optimizer, self.averages.values(), self.processes, self.clock,

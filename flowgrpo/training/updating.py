@@ -183,11 +183,7 @@ def averages_of(recipe: AnyRecipe, task: Task) -> dict[str, Ema]:
     wanted = {"ema": recipe.optimizer.ema, **task.followers()}
     if one_average(wanted["ema"], wanted.get("old")):
         del wanted["old"]
-    return {
-        name: Ema(task.weights, decay=chosen.decay, every=chosen.every, rise=chosen.rise)
-        for name, chosen in wanted.items()
-        if chosen is not None
-    }
+    return {name: Ema(task.weights, **chosen.model_dump()) for name, chosen in wanted.items() if chosen is not None}
 
 
 class Updater:

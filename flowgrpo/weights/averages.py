@@ -25,29 +25,43 @@ class Ema:
     """Exponential moving average of the trained parameters; Flow-GRPO evaluates and saves such an average.
 
     The average is updated once in `every` optimizer steps: `average ← d·average + (1 − d)·weights`. Here
-    `d = min((1+s)/(10+s), decay)`, or with `rise` `d = min(rise·s, decay)` (DiffusionNFT's sampling policy), and
-    s = 0, 1, ... counts optimizer steps. A decay of 0 copies the weights: this gives an anchor that moves once in
-    `every` steps (SAGE-GRPO). The average has the dtype and device that the parameters have when the average is made.
+    `d = min((1+s)/(10+s), decay)`, and s = 0, 1, ... counts optimizer steps. With `rise` it is
+    `d = min(first + rise·max(s − after, 0), decay)` (the sampling policies of DiffusionNFT and CRD). A decay of 0
+    copies the weights: this gives an anchor that moves once in `every` steps (SAGE-GRPO). The average has the dtype and
+    device that the parameters have when the average is made.
 
     Args:
         weights: an object with the trained parameters by name (`TrainedWeights`).
         decay: largest d, in [0, 1).
         every: number of optimizer steps between two updates, at least 1.
         rise: growth of d per optimizer step, above 0.
+        first: with `rise`, d before it grows, in [0, 1).
+        after: with `rise`, optimizer steps before d grows.
 
     Raises:
-        ValueError: `decay`, `rise` or `every` out of range.
+        ValueError: an argument out of range.
     """
 
-    def __init__(self, weights: _Named, *, decay: float = 0.9, every: int = 8, rise: float | None = None) -> None:
+    def __init__(
+        self,
+        weights: _Named,
+        *,
+        decay: float = 0.9,
+        every: int = 8,
+        rise: float | None = None,
+        first: float = 0.0,
+        after: int = 0,
+    ) -> None:
         if not 0 <= decay < 1:
             raise ValueError(f"EMA decay is {decay}; use a number in [0, 1), 0.9 is usual")
         if every < 1:
             raise ValueError(f"EMA is updated every {every} optimizer steps; use 1 or more")
         if rise is not None and not rise > 0:
             raise ValueError(f"EMA rise is {rise}; use a number above 0, or None")
+        if not 0 <= first < 1 or after < 0:
+            raise ValueError(f"EMA first is {first} and after {after}; use a first in [0, 1) and an after of 0 or more")
         self.decay = decay
-        self.rise = rise
+        self.rise, self.first, self.after = rise, first, after
         self.every = every
         self.steps = 0
         self._weights = weights
@@ -83,7 +97,7 @@ class Ema:
     def _decay_after(self, steps: int) -> float:
         """The d of an update, where `steps` optimizer steps came before the optimizer step that it follows."""
         if self.rise is not None:
-            return min(self.rise * steps, self.decay)
+            return min(self.first + self.rise * max(steps - self.after, 0), self.decay)
         # The first weights are not averaged with the untrained ones.
         return min((1 + steps) / (10 + steps), self.decay) if steps else 0.0
 

@@ -154,6 +154,38 @@ def test_dgpo_and_dpo(tmp_path: Path) -> None:
     assert recipe.objective["times"] == 1
 
 
+def test_crd_has_its_two_averages_and_its_guided_reference(tmp_path: Path) -> None:
+    """As in their example of SD3.5 Medium, whose keys are mostly their defaults."""
+    plain = {"train_trainer_type": "crd", "scheduler_dynamics_type": "ODE", "train_guidance_scale": 1.0}
+    plain["train_kl_beta"] = 0.1
+    recipe, lines = converted(tmp_path, **plain)
+    objective = recipe.objective
+    assert dict(objective["loss"].options) == {
+        "beta": 1.0, "bound": 5.0, "relative": True, "temperature": None, "match": "squares",
+    }  # fmt: skip
+    assert (objective["loss"].name, objective["noise"], objective["times"]) == ("crd", "image", None)
+    old, compared = objective["old"], objective["compared"]
+    assert (old.decay, old.every, old.rise, old.first, old.after) == (0.999, 2, 0.0075, 0.0, 75)
+    assert (compared.decay, compared.every, compared.rise, compared.first, compared.after) == (0.999, 2, 0.005, 0.25, 0)
+    (penalty,) = recipe.penalties
+    assert (penalty.name, penalty["weight"], penalty["bound"]) == ("adaptive_kl", 0.1, 5.0)
+    assert penalty["least"] == pytest.approx(1e-3)
+    assert (recipe.model.call["guidance_scale"], recipe.model.reference_call) == (1.0, {"guidance_scale": 4.5})
+    assert any("not over the images of a prompt" in line for line in lines)
+    recipe, lines = converted(
+        tmp_path, **plain, train_weight_temp=0.5, train_crd_loss_type="bce", train_reward_adaptive_kl=False,
+        train_sampling_model_decay=0, train_old_model_decay="offline", train_kl_cfg=1.0, train_use_old_for_loss=False,
+    )  # fmt: skip
+    objective = recipe.objective
+    assert (objective["loss"]["temperature"], objective["loss"]["match"]) == (0.5, "logistic")
+    assert objective["old"] is None
+    assert (objective["compared"].decay, objective["compared"].first) == (0.999, 0.999)
+    assert [(one.name, one["weight"]) for one in recipe.penalties] == [("kl", 0.1)]
+    assert recipe.model.reference_call == {}
+    assert any("never moves" in line for line in lines)
+    assert any("not with the base" in line for line in lines)
+
+
 @pytest.mark.parametrize(
     ("strategy", "draw", "skip", "density"),
     [
@@ -207,7 +239,8 @@ def test_the_prompt_files_that_are_there_are_taken(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"train_trainer_type": "crd"}, "which has no counterpart here"),
+        ({"train_trainer_type": "crd", "scheduler_dynamics_type": "ODE", "train_old_model_decay": "0-1"}, "SLOPE-END"),
+        ({"train_trainer_type": "crd", "scheduler_dynamics_type": "ODE", "train_crd_loss_type": "l1"}, "mse or bce"),
         ({"train_trainer_type": "my_package.args.Mine"}, "which has no counterpart here"),
         ({"scheduler_dynamics_type": "ODE"}, "scheduler.dynamics_type is 'ODE'; write Flow-SDE"),
         (

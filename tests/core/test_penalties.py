@@ -10,7 +10,7 @@ import torch
 
 from flowgrpo.configs.load import RecipeError, load_recipe
 from flowgrpo.core import token_penalties
-from flowgrpo.core.penalties import Edges, distil, kl, llds, stepwise, trust_region, w2
+from flowgrpo.core.penalties import Edges, adaptive_kl, distil, kl, llds, stepwise, trust_region, w2
 
 MOVED = torch.tensor([[[1.0, 2.0], [3.0, 0.0]], [[2.0, 2.0], [0.0, 0.0]]])  # mean squares 3.5 and 2
 
@@ -50,6 +50,13 @@ def test_within_the_radius_an_image_is_free_and_beyond_it_counts_the_rest() -> N
     # The mean of four squares has a gradient of 2 / 4 of each number.
     close(moved.grad[0], MOVED[0].tolist())
     close(trust_region(edges(), radius=0.0), [28.0, 16.0])
+
+
+def test_the_adaptive_kl_is_stronger_for_better_images() -> None:
+    """The KL is 28 and 16; with a bound of 2, advantages of -1 and 1 are a quarter and three quarters good."""
+    close(adaptive_kl(edges(), bound=2.0, least=0.0), [7.0, 12.0])
+    close(adaptive_kl(edges(), bound=2.0, least=0.5), [17.5, 14.0])
+    close(adaptive_kl(edges(advantage=torch.tensor([-9.0, 9.0]))), [0.028, 16.0])
 
 
 def test_a_step_that_became_less_likely_is_penalised_by_its_drop() -> None:

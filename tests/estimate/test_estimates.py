@@ -176,6 +176,17 @@ def test_released_text_encoders_are_there_only_while_prompts_are_encoded():
     assert released.resting["prompt embeddings"] > kept.resting["prompt embeddings"]
 
 
+def test_a_guided_reference_is_evaluated_twice_and_has_embeddings_of_its_own():
+    plain, guided = (of(model={"reference_call": call}, penalties=[KL]) for call in ({}, {"guidance_scale": 3.0}))
+    cost, without = model_of(recipe().model).evaluation, of()
+    steps = 8 * 6
+    assert plain.flops["training"] - without.flops["training"] == pytest.approx(steps * cost.forward)
+    assert guided.flops["training"] - without.flops["training"] == pytest.approx(steps * 2 * cost.forward)
+    assert guided.flops["sampling"] == plain.flops["sampling"]
+    # One text without guidance, and two texts with it.
+    assert guided.resting["prompt embeddings"] == 3 * plain.resting["prompt embeddings"]
+
+
 @pytest.mark.parametrize(("gpus", "share", "turns"), [(1, 8, 8), (2, 4, 4), (3, 3, 4), (4, 2, 2), (8, 1, 2)])
 def test_gpus_share_prompts_and_wait_for_the_busiest_in_each_optimizer_step(gpus: int, share: int, turns: int):
     """Two steps of four prompts each: on 3 GPUs 2 + 2 of the first, on 8 one of each step while four GPUs wait."""

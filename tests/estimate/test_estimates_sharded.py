@@ -29,7 +29,8 @@ COST = Footprint(forward=1.0, backward=2.0, recompute=1.0, working=10, saved=70,
 # 1000 trained numbers, of them 300 in the largest block and 100 in none, and 100 bytes of buffers.
 MODEL = Model(
     denoiser=4100, vae=50, encoders=60, trained=1000, rounded=0, block=300, outside=100, elements=1, state_bytes=4,
-    prediction_bytes=4, prompt_bytes=8, branches=1, rows=1, evaluation=COST, decode_flops=1.0, decode_bytes=5,
+    prediction_bytes=4, prompt_bytes=8, branches=1, reference_branches=1, rows=1, evaluation=COST, decode_flops=1.0,
+    decode_bytes=5,
 )  # fmt: skip
 
 

@@ -131,6 +131,28 @@ def test_encoders_can_leave_once_prompts_are_cached(key: str, cache: PromptCache
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_prompts_are_kept_for_calls_with_other_arguments_too() -> None:
+    """Guidance also encodes the negative prompt; the features of a prompt are those of the call without guidance."""
+    pipe, call = tiny("sd3"), {**CALL["sd3"], "guidance_scale": 1.0}
+    guided = {**call, "guidance_scale": 4.0}
+    before = Denoiser(pipe, num_steps=2, call=guided, example=PROMPTS[0])
+    x = torch.randn(1, *before.probe.latent_shape, generator=torch.Generator().manual_seed(0))
+    expected = before.velocity(x, 0, PROMPTS[:1])
+    with PromptCache(pipe, call) as plain:
+        features = plain.features(PROMPTS[1])
+    with PromptCache(pipe, call, changes={"guidance_scale": 4.0}, most=1) as cache:
+        assert cache.most == 2
+        cache.encode(PROMPTS)
+    with PromptCache(pipe, call, changes={"guidance_scale": 4.0}) as cache:
+        cache.encode(PROMPTS)
+        cache.release()
+        found = Denoiser(pipe, num_steps=2, call=guided, example=PROMPTS[0]).velocity(x, 0, PROMPTS[:1])
+        Denoiser(pipe, num_steps=2, call=call, example=PROMPTS[0]).velocity(x, 0, PROMPTS[:1])
+        assert torch.equal(cache.features(PROMPTS[1]), features)
+    assert torch.equal(found, expected)
+
+
 def test_released_for_good_leaves_none() -> None:
     pipe = TINY["flux"]()
     cache = PromptCache(pipe, CALL["flux"], device="cpu")

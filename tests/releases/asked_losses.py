@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.releases.sources import (
     DGPO,
     EUPHONIUM,
     FLOW_DPPO,
+    FLOW_FACTORY,
     FLOW_GRPO,
     G2RPO,
     NEWER_FLOW_GRPO,
@@ -104,6 +106,31 @@ def dgpo_clipped_loss(names: Names) -> dict[str, Any]:
         **given, "beta": beta, "kl": weight, "clip": clip, "clipped": made["should_clip"].int(),
         "kl_loss": made["kl_loss"], "gradient": velocity.grad,
     }  # fmt: skip
+
+
+def crd_loss(names: Names) -> dict[str, Any]:
+    """The loss of CRD on the images of one prompt, in its forms; its KL, and the gradient of both together."""
+    given, beta, bound, weight = noised(), 0.7, 1.5, 0.1
+    found: dict[str, Any] = {**given, "group": [0] * 6, "beta": beta, "bound": bound, "kl": weight, "forms": []}
+    forms = [(True, -1.0, "mse"), (False, -1.0, "mse"), (True, 0.3, "mse"), (True, -1.0, "bce"), (True, 0.3, "bce")]
+    for relative, temperature, match in forms:
+        velocity = given["velocity"].clone().requires_grad_(True)
+        trainer = SimpleNamespace(
+            adaptive_logp=relative, weight_temp=temperature, crd_loss_type=match, crd_beta=beta, kl_beta=weight,
+            reward_adaptive_kl=True, training_args=SimpleNamespace(adv_clip_range=(-bound, bound)),
+            accelerator=SimpleNamespace(gather=lambda value: value, device="cpu"),
+        )  # fmt: skip
+        trainer._compute_crd_loss = partial(names["_compute_crd_loss"], trainer)
+        made = names["run"](
+            self=trainer, forward_pred=velocity, old_v_pred=given["old"], ref_pred=given["reference"],
+            v_target=given["noise"] - given["x0"], batch={"advantage": given["advantage"]},
+        )  # fmt: skip
+        made["loss"].backward()
+        found["forms"].append({
+            "relative": relative, "temperature": temperature, "match": match, "loss": made["policy_loss"],
+            "kl_loss": made["kl_loss"], "gradient": velocity.grad,
+        })  # fmt: skip
+    return found
 
 
 def awm_loss(names: Names) -> dict[str, Any]:
@@ -388,6 +415,9 @@ LOSSES: dict[str, Question] = {
     "flow_dpo_loss": Question(*FLOW_GRPO, "scripts/train_sd3_dpo.py", (), flow_dpo_loss, (926, 939)),
     "diffusion_nft_loss": Question(*NFT, "scripts/train_nft_sd3.py", (), diffusion_nft_loss, (908, 962)),
     "awm_log_prob": Question(*AWM, MATCHING, (), awm_log_prob, (238, 251)),
+    "crd_loss": Question(
+        *FLOW_FACTORY, "src/flow_factory/trainers/crd.py", ("CRDTrainer._compute_crd_loss",), crd_loss, (754, 824)
+    ),
     "awm_loss": Question(*AWM, MATCHING, (), awm_loss, (1293, 1354)),
     "dgpo_loss": Question(*DGPO, DIRECT, GROUPED, dgpo_loss),
     "dgpo_clipped_loss": Question(*DGPO, DIRECT, GROUPED, dgpo_clipped_loss, (1127, 1158)),

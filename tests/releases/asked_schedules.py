@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.releases.asking import Names, Question, drawn
-from tests.releases.sources import AWM, BRANCHGRPO, DANCE_GRPO, DGPO, G2RPO, MIXGRPO, NFT
+from tests.releases.sources import AWM, BRANCHGRPO, DANCE_GRPO, DGPO, FLOW_FACTORY, G2RPO, MIXGRPO, NFT
 
 
 def levels(names: Names) -> dict[str, Any]:
@@ -211,6 +211,14 @@ def dgpo_decay(names: Names) -> dict[str, Any]:
     return {"updates": COUNTED, "decays": [names["run"](global_step=n)["ema_ref_decay"] for n in COUNTED]}
 
 
+def crd_decays(names: Names) -> dict[str, Any]:
+    """The decays of CRD's two averages, by the number of updates made before this one."""
+    names["_DECAY_PRESETS"] = {}
+    kinds = {"compared": "0-0.25-0.005-0.999", "sampling": "75-0.0-0.0075-0.999"}
+    decays = {name: [names["compute_decay"](n, kind) for n in COUNTED] for name, kind in kinds.items()}
+    return {"updates": COUNTED, "decays": decays}
+
+
 def awm_decay(names: Names) -> dict[str, Any]:
     """The decay of the average that the trust term pulls to, by the number of updates made so far."""
     config = SimpleNamespace(train=SimpleNamespace(kl_ema_decay_type="linear", kl_ema_decay=0.3))
@@ -250,6 +258,7 @@ SCHEDULES: dict[str, Question] = {
     ),
     "diffusion_nft_decay": Question(*NFT, "scripts/train_nft_sd3.py", ("return_decay",), nft_decay),
     "dgpo_decay": Question(*DGPO, "scripts/train_sd3_dgpo.py", (), dgpo_decay, (1176, 1176)),
+    "crd_decays": Question(*FLOW_FACTORY, "src/flow_factory/trainers/crd.py", ("compute_decay",), crd_decays),
     "awm_decay": Question(*AWM, "advantage_weighted_matching/scripts/train_sd3_awm.py", (), awm_decay, (1410, 1413)),
     "awm_levels": Question(*AWM, "advantage_weighted_matching/scripts/train_sd3_awm.py", (), awm_levels, (1198, 1202)),
 }

@@ -16,6 +16,7 @@ NEIGHBOURS = ("UGVly/DrPO", "dd473d8fc28ffe4fb8d0440ad249164e21a23cb0")
 NFT = ("NVlabs/DiffusionNFT", "24af5554898d85e93efa492f42b5e9cdf4156e9b")
 AWM = ("scxue/advantage_weighted_matching", "be5137232e33a21b449ed65a533211d0deb97ed8")
 DGPO = ("Luo-Yihong/DGPO", "01ceb4b83c0bbc55d96246fe1b6d9a3d4749ebd6")
+FLOW_FACTORY = ("X-GenGroup/Flow-Factory", "a0b2bc5a2b4fbf9125429b3fb70c0c5d7631047c")
 PREF_GRPO = ("CodeGoat24/Pref-GRPO", "3e787f6dd5a3051b40d61f07e9578468ac26130a")
 # NVIDIA's copy of the code that LLaDA and Dream bring with their weights; it adds caches.
 FAST_DLLM = ("NVlabs/Fast-dLLM", "24cc59e75f20a6384bae8c905965bb090b96388e")

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from flowgrpo.core.advantages import group_advantages
-from flowgrpo.core.forward_process import Noised, awm, dgpo, diffusion_nft, flow_dpo
+from flowgrpo.core.forward_process import Noised, awm, crd, dgpo, diffusion_nft, flow_dpo
 from flowgrpo.core.objectives import gaussian_kl, policy_loss
-from flowgrpo.core.penalties import Edges, kl, stepwise
+from flowgrpo.core.penalties import Edges, adaptive_kl, kl, stepwise
 from flowgrpo.core.surrogates import clip
 from flowgrpo.samplers.kernels import Coefficients, Kernel, guard_weight, log_ratio, step
 from flowgrpo.training.losses.transition import TransitionObjective
@@ -54,6 +54,23 @@ def test_advantage_weighted_matching_has_the_log_prob_of_the_release() -> None:
     found = awm(rows, surrogate=lambda log_ratio, adv, logp, mask: logp, power=asked["power"])[0]
     torch.testing.assert_close(found, torch.tensor(asked["log_prob"]), **ROUNDING)
     torch.testing.assert_close(gradient(found.sum(), velocity), torch.tensor(asked["gradient"]), **ROUNDING)
+
+
+def test_centred_reward_distillation_has_the_loss_of_the_release() -> None:
+    asked = numbers("crd_loss")
+    # The release gives bad images a weight of 1e-4 in place of the weight of the KL.
+    least = 1e-4 / asked["kl"]
+    for form in asked["forms"]:
+        rows, velocity = images(asked)
+        loss = crd(
+            rows, beta=asked["beta"], bound=asked["bound"], relative=form["relative"],
+            temperature=form["temperature"] if form["temperature"] > 0 else None,
+            match={"mse": "squares", "bce": "logistic"}[form["match"]],
+        )[0].mean()  # fmt: skip
+        penalty = asked["kl"] * adaptive_kl(between(rows), bound=asked["bound"], least=least).mean()
+        assert loss.item() == pytest.approx(form["loss"], rel=1e-6)
+        assert penalty.item() == pytest.approx(form["kl_loss"], rel=1e-6)
+        torch.testing.assert_close(gradient(loss + penalty, velocity), torch.tensor(form["gradient"]), **ROUNDING)
 
 
 def test_group_preference_optimisation_has_the_gradient_of_the_release() -> None:

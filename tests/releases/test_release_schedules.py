@@ -156,11 +156,11 @@ class Single:
         """Nothing else holds the weight."""
 
 
-def decays(rise: float, cap: float, count: int) -> list[float]:
+def decays(rise: float, cap: float, count: int, first: float = 0.0, after: int = 0) -> list[float]:
     """The decay of each of the first updates of an average: what is left of an average of 1 if the weight is 0."""
     found = []
     single = Single()
-    average = Ema(single, decay=cap, every=1, rise=rise)
+    average = Ema(single, decay=cap, every=1, rise=rise, first=first, after=after)
     for _ in range(count):
         for shadow in average._average:
             shadow.fill_(1.0)
@@ -173,6 +173,14 @@ def test_the_old_policy_rises_as_in_the_release() -> None:
     asked = numbers("dgpo_decay")
     found = decays(0.001, 0.3, max(asked["updates"]) + 1)
     assert [found[n] for n in asked["updates"]] == pytest.approx(asked["decays"], abs=1e-6)
+
+
+def test_the_two_averages_of_crd_rise_as_in_the_release() -> None:
+    asked = numbers("crd_decays")
+    count = max(asked["updates"]) + 1
+    compared, sampling = decays(0.005, 0.999, count, first=0.25), decays(0.0075, 0.999, count, after=75)
+    for name, found in (("compared", compared), ("sampling", sampling)):
+        assert [found[n] for n in asked["updates"]] == pytest.approx(asked["decays"][name], abs=1e-6)
 
 
 def test_levels_are_drawn_from_the_ranges_of_the_release() -> None:

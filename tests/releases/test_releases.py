@@ -18,8 +18,8 @@ What is compared:
 - SAGE-GRPO: the step, the factors of its equaliser, and its two divergences.
 - Euphonium: the step, the drift of its guide, the weight of its KL, and the loss of its two advantages.
 - Pref-GRPO: the KL, the loss, and the advantages of several rewards.
-- DiffusionNFT, AWM, DGPO: the loss, its gradient, and the decay of the average. AWM with its KL and its trust term,
-  DGPO with its clip and its KL.
+- DiffusionNFT, AWM, DGPO, CRD: the loss, its gradient, and the decay of the average. AWM with its KL and its trust
+  term, DGPO with its clip and its KL, CRD in five forms with its KL. CRD's code is the code in Flow-Factory.
 - LLaDA and Dream: the logits and the names of the weights, of a copy of the code that their weights bring. LLaDA: the
   tokens that its sampler writes in blocks without noise.
 - SDAR: the logits and the names of the weights, and the tokens that its sampler writes block after block without noise.

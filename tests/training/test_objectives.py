@@ -1,5 +1,6 @@
 """Forms of the objective on the real loop: ratios of 1 before an update, gradients that add, masks that are obeyed."""
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import RecipeError, load_recipe
 from flowgrpo.core.forward_process import levels_to_draw
+from flowgrpo.pipelines.denoiser import Denoiser
 from flowgrpo.pipelines.experience import Experience
 from flowgrpo.training import updating
 from flowgrpo.training.folder.checkpoint import read_checkpoint
@@ -22,7 +24,7 @@ from flowgrpo.training.planning import forecast, nfe_of
 from flowgrpo.training.session import Session
 from flowgrpo.training.trainer import Trainer
 
-FORWARD = ["diffusion_nft", "awm", "dgpo", "flow_dpo"]
+FORWARD = ["diffusion_nft", "awm", "dgpo", "crd", "flow_dpo"]
 
 
 def trainer_of(name: str, model: Path, folder: Path, *more: str) -> Trainer:
@@ -263,6 +265,76 @@ def test_a_sampling_policy_that_equals_the_saved_average_is_that_average(
     assert read_checkpoint(tmp_path / "two" / checkpoint, resumed.task.weights, resumed.parts()) == 3
     read = resumed.lagging.state_dict()["average"]
     assert all(torch.equal(read[name], states[1]["average"][name]) for name in read)
+
+
+def test_the_policy_that_crd_compares_with_is_not_the_policy_that_samples(random_pipeline, tmp_path) -> None:
+    """Both lag behind, each by its own rule, and a checkpoint has both."""
+    old, compared = "{decay: 0.9, every: 1, rise: 0.9, after: 2}", "{decay: 0.8, every: 1, rise: 0.1, first: 0.7}"
+    more = (f"objective.old={old}", f"objective.compared={compared}", "optimizer.learning_rate=0.01")
+    trainer = trainer_of("crd", random_pipeline, tmp_path / "run", *more)
+    for k in range(2):
+        trainer.iterate(k)
+    assert set(trainer.parts()) == {"optimizer", "ema", "old", "compared"}
+    averages = {name: trainer.averages[name].state_dict()["average"] for name in ("old", "compared")}
+    # The first two updates of the average that samples are copies, up to rounding.
+    now = trainer.task.weights.state_dict()
+    apart = {name: max(float((kept[n] - now[n]).abs().max()) for n in now) for name, kept in averages.items()}
+    assert apart["old"] < 1e-7 < 1e-4 < apart["compared"]
+    assert trainer.lagging is trainer.averages["old"]
+    _, e = trainer.collect(2)
+    objective = trainer.objective
+    assert isinstance(objective, ForwardObjective)
+    batch = next(objective.batches(e, 0, None))
+    x = objective._noised(e, batch)[2]
+    with torch.no_grad():
+        own = objective._velocity(e, batch, x)
+        with trainer.averages["compared"].applied():
+            lagging = objective._velocity(e, batch, x)
+    assert not torch.equal(own, lagging)
+    assert torch.equal(objective._old(e, batch, own), lagging)
+
+
+def test_the_reference_of_a_penalty_may_be_guided(random_pipeline, tmp_path) -> None:
+    """Its predictions are those of the base, called with guidance; the policy's own are not guided."""
+    more = ("model.reference_call={guidance_scale: 3.0}", "optimizer.learning_rate=0.01")
+    trainer = trainer_of("crd", random_pipeline, tmp_path / "run", *more)
+    trainer.iterate(0)
+    _, e = trainer.collect(1)
+    objective, policy = trainer.objective, trainer.task.policy
+    assert isinstance(objective, ForwardObjective)
+    batch = next(objective.batches(e, 0, None))
+    x, own = objective._noised(e, batch)[2], policy.denoiser
+    with torch.no_grad(), trainer.task.weights.reference():
+        plain = objective._velocity(e, batch, x)
+        call = {**own.caller.call, "guidance_scale": 3.0}
+        policy.denoiser = Denoiser(own.pipe, num_steps=4, call=call, sigmas=own.sigmas)
+        guided = objective._velocity(e, batch, x)
+    policy.denoiser = own
+    found = objective._reference(e, batch)
+    assert torch.equal(found, guided)
+    assert not torch.equal(found, plain)
+    assert policy.denoiser.caller.call["guidance_scale"] == 1.0
+
+
+@pytest.mark.parametrize("released", [False, True])
+def test_a_guided_reference_of_steps_trains(released, random_pipeline, tmp_path) -> None:
+    """The KL is not 0 before the first update, because guidance moves the means of the reference."""
+    more = [f"model.release_text_encoders={json.dumps(released)}", "penalties=[{name: kl, weight: 0.1}]"]
+    found = {}
+    for scale in (1.0, 3.0):
+        own = (*more, f"model.reference_call={{guidance_scale: {scale}}}")
+        trainer = trainer_of("flow_grpo", random_pipeline, tmp_path / f"{scale}", *own)
+        found[scale] = trainer.iterate(0)
+    assert found[1.0]["ratio/first_error"] == found[3.0]["ratio/first_error"] == 0.0
+    assert found[1.0]["kl"] == 0.0
+    assert found[3.0]["kl"] > 1e-4
+
+
+def test_a_call_of_the_reference_that_does_not_fit_is_refused(random_pipeline, tmp_path) -> None:
+    with pytest.raises(ValueError, match=r"model\.reference_call changes the states: .* such as guidance_scale"):
+        trainer_of("crd", random_pipeline, tmp_path / "a", "model.reference_call={height: 32, width: 32}")
+    with pytest.raises(ValueError, match=r"has no argument 'guidance_scal' \(in call\); did you mean"):
+        trainer_of("crd", random_pipeline, tmp_path / "b", "model.reference_call={guidance_scal: 2}")
 
 
 def test_forward_forms_draw_the_levels_they_are_asked_for(random_pipeline, tmp_path) -> None:

@@ -187,6 +187,7 @@ def test_clip_in_nats_and_as_a_mean():
             "hardly binds; lower objective.surrogate.nats",
         ),
         ({"sampler": {"kernel": "cps"}}, None, "true density"),
+        ({"model": {"reference_call": {"guidance_scale": 4.5}}}, None, "no part compares with the reference"),
         ({"objective": {"surrogate": {"name": "clip_nats", "nats": 0.5}}, "optimizer": {"updates": 2}}, 512, None),
     ],
 )

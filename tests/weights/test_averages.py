@@ -31,6 +31,15 @@ def test_ema_follows_its_recursion(every: int, decay: float) -> None:
     torch.testing.assert_close(state["average"][name].double(), expected, rtol=1e-5, atol=1e-6)
 
 
+def test_the_share_rises_from_the_first_one_after_some_steps() -> None:
+    weights = TrainedWeights.lora(TINY["sana"](), SPEC, seed=0)
+    ema = Ema(weights, decay=0.5, every=1, rise=0.1, first=0.2, after=2)
+    assert [ema._decay_after(s) for s in range(7)] == pytest.approx([0.2, 0.2, 0.2, 0.3, 0.4, 0.5, 0.5])
+    for wrong in ({"first": 1.0}, {"first": -0.1}, {"after": -1}):
+        with pytest.raises(ValueError, match="use a first in"):
+            Ema(weights, rise=0.1, **wrong)
+
+
 def test_ema_is_applied_and_taken_back_bitwise() -> None:
     weights = TrainedWeights.lora(TINY["sana"](), SPEC, seed=0)
     ema = Ema(weights, every=1)

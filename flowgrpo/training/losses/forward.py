@@ -96,6 +96,9 @@ class ForwardObjective(Unmeasured):
         times: How many noise levels each image gets, drawn anew in every iteration; if left out, all, or with `between`
             as many as the rollout has.
         old: An average of the weights that samples; if left out, the trained weights themselves sample.
+        compared: An average of the weights with which the loss compares the trained weights; if left out, the policy
+            that samples. CRD (2603.14128) sets the two apart: near the policy that samples, the differences that its
+            loss compares with the rewards would vanish.
         levels: From how many of the noisiest levels they are drawn (DGPO's code draws from five of ten); all if left
             out.
         skip: How many of the noisiest levels are never drawn. The first level is pure noise, which AWM's code leaves
@@ -120,6 +123,7 @@ class ForwardObjective(Unmeasured):
         loss: Loss = diffusion_nft,
         times: Count | None = None,
         old: EmaConfig | None = None,
+        compared: EmaConfig | None = None,
         levels: Count | None = None,
         skip: Whole = 0,
         draw: Draw = "any",
@@ -165,7 +169,7 @@ class ForwardObjective(Unmeasured):
         if self.old is not None and not self.several:
             self._of_old = self._predictions(experience, batches, self.old)
         if self.compares:
-            self._of_reference = self._predictions(experience, batches, self.policy.reference)
+            self._of_reference = self._predictions(experience, batches, self.policy.as_reference)
 
     @torch.no_grad()
     def _predictions(
@@ -298,7 +302,7 @@ class ForwardObjective(Unmeasured):
         return velocity.detach() if self.old is None else self._once(self._of_old, experience, batch, self.old)
 
     def _reference(self, experience: Experience, batch: _Images) -> Tensor:
-        return self._once(self._of_reference, experience, batch, self.policy.reference)
+        return self._once(self._of_reference, experience, batch, self.policy.as_reference)
 
     def _once(
         self, made: _Predictions, experience: Experience, batch: _Images,

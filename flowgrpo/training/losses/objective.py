@@ -66,7 +66,8 @@ class ObjectiveSetting:
         policy: what is trained.
         elements: numbers in a latent.
         controls: coefficients that move.
-        old: a context in which the policy is the sampling policy. None if the sampling policy does not lag behind.
+        old: a context in which the policy is the one with which the loss compares: the sampling policy, unless the
+            objective names another. None if that policy does not lag behind.
     """
 
     recipe: Recipe
