@@ -121,7 +121,9 @@ def diffusion_nft(rows: Noised, *, beta: Positive = 1.0, bound: Positive = 5.0) 
     return bound / beta * (terms[0] + terms[1]), torch.zeros_like(good)
 
 
-def awm(rows: Noised, *, surrogate: Surrogate = clip, power: Positive = 0.25) -> tuple[Tensor, Tensor]:
+def awm(
+    rows: Noised, *, surrogate: Surrogate = clip, power: Positive = 0.25, scaled: bool = True
+) -> tuple[Tensor, Tensor]:
     """Advantage-weighted matching (AWM, arXiv 2509.25050): policy gradient with a matching loss as the log-probability.
 
     logp = -sigma ((l + e)^p - e^p) / p with the error l of the velocity and e = 1e-10. This is the generalised Huber
@@ -132,13 +134,14 @@ def awm(rows: Noised, *, surrogate: Surrogate = clip, power: Positive = 0.25) ->
         rows: images at one noise level.
         surrogate: Surrogate of the ratio; the paper clips at 1.
         power: The exponent p.
+        scaled: Whether the log-probability has the factor sigma. RAM (2605.10759) has p = 1 without it.
 
     Returns:
         Loss [N] with gradient, and log ratios [N].
     """
 
     def log_prob(velocity: Tensor) -> Tensor:
-        return -rows.sigma / power * ((rows.error(velocity) + 1e-10) ** power - 1e-10**power)
+        return -(rows.sigma if scaled else 1.0) / power * ((rows.error(velocity) + 1e-10) ** power - 1e-10**power)
 
     return _surrogate_loss(surrogate, log_prob(rows.velocity), log_prob(rows.old), rows.advantage)
 

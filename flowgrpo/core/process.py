@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .advantages import as_precise
 
-MAINS = ("step", "total", "rest")
+MAINS = ("step", "total", "rest", "gain")
 
 
 def _rewards(step_rewards: Tensor) -> Tensor:
@@ -30,7 +30,7 @@ def turning_point_rewards(step_rewards: Tensor, *, main: str = "step") -> Tensor
         main: "step" is the paper's form: d_t, plus D at turning points. "total" is the default of the released
             configurations: D, plus d_t at turning points. "rest" is the form of the released scripts: d_t, and in its
             place R_T - R_{t-1} at turning points. A turning point must then also lead the way that the rest goes: d_t
-            has the sign of R_T - R_t.
+            has the sign of R_T - R_t. "gain" is d_t alone, without turning points (DenseGRPO, arXiv 2601.20218).
 
     Returns:
         [B, T], in the dtype of `step_rewards` (float32 at least).
@@ -42,6 +42,8 @@ def turning_point_rewards(step_rewards: Tensor, *, main: str = "step") -> Tensor
         raise ValueError(f"`main` is {main!r}; use one of {', '.join(MAINS)}")
     rewards = _rewards(step_rewards)
     gain = rewards.diff(dim=1)
+    if main == "gain":
+        return gain.to(torch.promote_types(step_rewards.dtype, torch.float32))
     total = (rewards[:, -1:] - rewards[:, :1]).expand_as(gain)
     agrees = gain.sign() * total.sign()
     before = torch.cat([torch.full_like(agrees[:, :1], -1.0), agrees[:, :-1]], dim=1)

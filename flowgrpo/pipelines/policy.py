@@ -37,7 +37,7 @@ from .placement import offload_of
 from .prompt_cache import encode_ahead
 
 Ratio = Literal["gaussian", "guard", "cps_released"]
-Weighting = Literal["none", "guard", "noise", "equalise"]
+Weighting = Literal["none", "guard", "noise", "equalise", "rectify"]
 Told = Callable[[int, int], None]
 """Called with how much is done, and with the whole."""
 
@@ -83,12 +83,13 @@ class FlowPolicy:
         weight: per-step weight of the surrogate: `guard` is 1/|∂μ/∂v| (GRPO-Guard's δ, exact for every
             kernel), `noise` is s divided by its mean over the trained steps (TempFlow-GRPO, Eq. 8), `equalise` is
             s/|J| divided by its median over the trained steps (SAGE-GRPO, 2603.21872: the gradient of a plain ratio is
-            |J|/s).
+            |J|/s), `rectify` is s/|J| divided by its mean over `pool` (Flash-GRPO, 2605.15980).
         batch: number of states in one call of the denoiser.
         decode_batch: number of images that are decoded at once.
         store: where the states of a rollout are kept between sampling and training: `device` or `host`.
         reference_call: arguments that the call of the reference has in place of the denoiser's, such as a guidance
             scale. They must not change the layout of states; see `require_reference`.
+        pool: the steps of which any iteration may train some; by default all but the last.
 
     Attributes:
         reference: a context in which the weights are the reference's: the base model's, or an anchor.
@@ -105,9 +106,10 @@ class FlowPolicy:
         decode_batch: int = 32,
         store: Literal["device", "host"] = "device",
         reference_call: Mapping[str, Any] | None = None,
+        pool: range | None = None,
     ) -> None:
         self.denoiser, self.weights = denoiser, weights
-        self.ratio, self.weight = ratio, weight
+        self.ratio, self.weight, self.pool = ratio, weight, pool
         self.batch, self.decode_batch = batch, decode_batch
         self.store = to_host if store == "host" else None
         self.reference: Callable[[], AbstractContextManager[None]] = weights.reference
@@ -336,6 +338,11 @@ class FlowPolicy:
         """Weight of the surrogate at step `i`."""
         if self.weight == "guard":
             return guard_weight(coefficients)
+        if self.weight == "rectify":
+            kernel, pool = plan.trained_kernel(i), self.pool or range(plan.num_steps - 1)
+            drawn = [kernel.coefficients(plan.sigmas, t) for t in pool if t < plan.num_steps - 1]
+            scales = [c.std * guard_weight(c) for c in drawn]
+            return coefficients.std * guard_weight(coefficients) * len(scales) / sum(scales)
         trained = [plan.trained_coefficients(t) for t in plan.trained_steps]
         if self.weight == "noise":
             return coefficients.std * len(trained) / sum(c.std for c in trained)

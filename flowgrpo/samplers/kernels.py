@@ -7,7 +7,7 @@ from ``sigma`` to ``sigma_next < sigma`` (``delta`` is their difference) is, for
     mean = (1 - sigma_next) x0_hat + kappa x1_hat,        x_next = mean + std * noise,
 
 so a kernel is only the pair ``(std, kappa)``. Kernels of a reverse SDE (Flow, Dance, Wan, SAGE) have
-``kappa = sigma_next - std**2 / (2 sigma)``; CPS and DDIM have ``kappa**2 + std**2 = sigma_next**2``.
+``kappa = sigma_next - std**2 / (2 sigma)``; CPS, DDIM and Precise have ``kappa**2 + std**2 = sigma_next**2``.
 
 Log-probabilities are averaged, not summed, over the ``D`` elements of a latent, as in the code of every paper. So a
 ratio here is the true transition ratio to the power ``1/D``, and clip ranges are given on this scale.
@@ -137,10 +137,26 @@ def ddim(sigmas: Sequence[float], i: int, *, eta: Share = 1.0) -> tuple[float, f
     return std, math.sqrt(max(0.0, sigma_next**2 - std**2))
 
 
+def precise(sigmas: Sequence[float], i: int, *, eta: NotNegative = 1.5) -> tuple[float, float]:
+    """``(std, kappa)`` of Precise (arXiv:2605.23522): Flow-GRPO's SDE, solved exactly for a fixed clean prediction.
+
+    With the noise-to-signal ratio ``r = sigma / (1 - sigma)``: ``rho = (r_next / r)**(eta**2 / 2)``, ``std**2 =
+    sigma_next**2 (1 - rho**2)``, ``kappa = sigma_next rho``. So the noise of a step has the size that the next level
+    asks for, however long the step is. An eta of the square root of 2 is the posterior of DDPM. From ``sigma = 1`` all
+    noise is drawn anew, and the step to 0 is deterministic.
+
+    Options:
+        eta: noise level; 0 makes the step deterministic. The released command has 1.5.
+    """
+    sigma, sigma_next = sigmas[i], sigmas[i + 1]
+    rho = (sigma_next * (1.0 - sigma) / ((1.0 - sigma_next) * sigma)) ** (0.5 * eta**2)
+    return sigma_next * math.sqrt(1.0 - rho**2), sigma_next * rho
+
+
 KernelFunction = Callable[..., tuple[float, float]]
 
 STOCHASTIC: dict[str, KernelFunction] = {
-    kernel.__name__: kernel for kernel in (flow_sde, dance_sde, wan_sde, cps, sage, ddim)
+    kernel.__name__: kernel for kernel in (flow_sde, dance_sde, wan_sde, cps, sage, ddim, precise)
 }
 """The kernels that a recipe may choose for its stochastic steps."""
 

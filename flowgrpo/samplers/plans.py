@@ -176,6 +176,11 @@ class Plan:
         main, side = self._coefficients[i]
         return side if side is not None and side.std > 0.0 else main
 
+    def trained_kernel(self, i: int) -> Kernel:
+        """The kernel of the trained transition of step `i`."""
+        step, side = self.steps[i], self._coefficients[i][1]
+        return step.side_kernel if step.side_kernel is not None and side is not None and side.std > 0.0 else step.kernel
+
     def next_level(self, i: int, stride: int) -> int:
         """The level to which a side branch at level `i` goes, as an index into `sigmas`."""
         return min(i + stride, self.num_steps) if stride else self.num_steps

@@ -251,6 +251,17 @@ def kept_predictions(recipe: Recipe) -> float:
     return (sampling + reference) * noised_levels(recipe)[0]
 
 
+def steps_to_train(recipe: Recipe) -> range | None:
+    """The steps of which any iteration may train some, if a window says which; None if there is no window."""
+    window = recipe.sampler.plan.get("window")
+    if not isinstance(window, Choice):
+        return None
+    last = steps_of(recipe) - 1
+    first, stop = window.get("start") or 0, window.get("stop")
+    size = window.get("size") if window.name == "frozen" else None
+    return range(first, min(last if stop is None else stop, last) if size is None else first + size)
+
+
 def compares_with_past(recipe: Planned) -> bool:
     """Whether the loss compares with a policy that lags behind, so that ratios are not 1 before an update."""
     return any(recipe.objective.get(name) is not None for name in ("old", "compared"))

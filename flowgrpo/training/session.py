@@ -46,7 +46,7 @@ from .masked.masked_policy import MaskedPolicy
 from .masked.masked_task import MaskedTask
 from .model_paths import DTYPES, UNTRAINED, call_arguments, load_pipeline, loading_options, quiet_libraries
 from .number_format import notes_on_format
-from .planning import levels_of, planner, steps_of
+from .planning import levels_of, planner, steps_of, steps_to_train
 from .prompt_embeddings import SPARE_EMBEDDINGS, kept_prompts, met_prompts
 from .prompts.prompt_rows import Size
 from .recipe_findings import Checked
@@ -307,6 +307,7 @@ def flow_policy(recipe: Recipe, denoiser: Denoiser, weights: TrainedWeights) -> 
         decode_batch=rollout.decode_batch,
         store=rollout.store,
         reference_call=recipe.model.reference_call,
+        pool=steps_to_train(recipe),
     )
 
 

@@ -112,6 +112,18 @@ def test_awm_log_prob_by_hand():
     assert not log_ratio.requires_grad
 
 
+def test_awm_without_its_factor_and_a_kl_have_the_gradient_of_ram():
+    """RAM regresses on v_ref + eta A (target - v), which has no gradient; here that is divided by 2 eta."""
+    noised, eta = random_rows(), 100.0
+    loss, _ = awm(noised, surrogate=reinforce, power=1.0, scaled=False)
+    pull = (noised.velocity - noised.reference).square().flatten(1).mean(1) / eta
+    (found,) = torch.autograd.grad((loss + pull).sum(), noised.velocity)
+    v = noised.velocity.detach().clone().requires_grad_()
+    wanted = noised.reference + eta * noised.advantage[:, None, None] * (noised.noise - noised.x0 - v.detach())
+    (expected,) = torch.autograd.grad((v - wanted).square().flatten(1).mean(1).sum(), v)
+    torch.testing.assert_close(found, expected / eta, rtol=1e-5, atol=1e-5)
+
+
 def test_dgpo_weighs_by_both_errors_and_the_weight_has_no_gradient():
     """Errors 1 and 4, the reference's 4 and 1, A = 1 and -2: the mean preference is beta (-3 - 6) / 2."""
     v = torch.tensor([[2.0], [3.0]], requires_grad=True)

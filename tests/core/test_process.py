@@ -24,6 +24,14 @@ def test_a_turning_point_may_have_what_is_left_in_place_of_its_gain():
     assert turning_point_rewards(torch.tensor([[0.0, 5.0, 3.0]]), main="rest").tolist() == [[5, -2]]
 
 
+def test_the_gain_of_a_step_may_count_alone():
+    rewards = torch.tensor([[1.0, 2.0, 1.0, 4.0], [0.0, 5.0, math.nan, 3.0]])
+    found = turning_point_rewards(rewards, main="gain")
+    assert found[0].tolist() == [1, -1, 3]
+    assert found[1, 0] == 5
+    assert found[1, 1:].isnan().all()
+
+
 def test_a_falling_trajectory_turns_downwards():
     """R: 3, 4, 2, 1. D = -2; d = 1, -2, -1. Only step 2 turns: step 3 goes the same way as the one before it."""
     rewards = torch.tensor([[3.0, 4.0, 2.0, 1.0]])

@@ -371,6 +371,30 @@ def test_equalised_weights_make_the_gradient_of_a_plain_ratio_even(name: str) ->
 
 
 @pytest.mark.slow
+def test_rectified_weights_of_windows_of_one_step_average_one_over_the_steps_they_are_drawn_from() -> None:
+    """The weight is s/|J|: 1 / (√Δ / g + g √Δ (1 - σ) / (2 σ)) with s = g √Δ, as the release writes it."""
+    policy = tiny_policy("sd3")
+    kernel, pool = Kernel("wan_sde", 1.0), range(1, 6)
+    with settings(policy, weight="rectify", pool=pool):
+        found = []
+        for i in pool:
+            plan = window_plan(TABLE, [i], kernel, samples=2)
+            found.append(policy.step_weight(plan, i, plan.trained_coefficients(i)))
+    released = []
+    for i in pool:
+        sigma, delta = TABLE[i], TABLE[i] - TABLE[i + 1]
+        g = TABLE[-1] + (TABLE[1] - TABLE[-1]) * sigma
+        released.append(1 / (delta**0.5 / g + g * delta**0.5 * (1 - sigma) / (2 * sigma)))
+    assert found == pytest.approx([one * len(pool) / sum(released) for one in released], rel=1e-9)
+    assert sum(found) / len(found) == pytest.approx(1.0)
+    with settings(policy, weight="rectify", pool=None):
+        plan = spine_plan(TABLE, range(9), FLOW, branches=2)
+        weights = [policy.step_weight(plan, i, plan.trained_coefficients(i)) for i in range(9)]
+    assert sum(weights) / 9 == pytest.approx(1.0)
+    assert len({round(weight, 6) for weight in weights}) > 1
+
+
+@pytest.mark.slow
 def test_noise_weights_average_one_and_are_those_of_tempflow() -> None:
     """TempFlow-GRPO's constant for ten steps shifted by three, eta 0.7, nine steps, is 2.252 (2.25 in its code)."""
     policy = tiny_policy("sd3")

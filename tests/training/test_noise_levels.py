@@ -28,11 +28,13 @@ def place(level: NoiseLevel) -> float:
 
 
 def test_one_level_is_drawn_in_each_range_of_equal_probability() -> None:
-    for density in ("uniform", "logit_normal"):
+    for density in ("uniform", "logit_normal", "falling"):
         places = torch.tensor([[place(level) for level in drawn(range(4), 3, density, seed)] for seed in range(600)])
         shares = places.double() / 4.0
         if density == "logit_normal":
             shares = torch.special.ndtr(shares.logit())
+        elif density == "falling":
+            shares = 1.0 - (1.0 - shares).square()
         low = torch.arange(3) / 3.0
         assert bool(((shares > low - 1e-5) & (shares < low + 1 / 3 + 1e-5)).all())
         # Within its range, a place is uniform: 600 places have a standard error of 0.012 ranges in their mean.

@@ -9,7 +9,7 @@ from flowgrpo.configs.load import load_image_recipe
 from flowgrpo.configs.schema import Recipe
 from flowgrpo.samplers.schedules import shifted_sigmas
 from flowgrpo.samplers.windows import progressive
-from flowgrpo.training.planning import Nfe, clip_bounds, forecast, nfe_of, planner, step_ranges
+from flowgrpo.training.planning import Nfe, clip_bounds, forecast, nfe_of, planner, step_ranges, steps_to_train
 
 KINDS = ("progressive", "random", "decay", "exp_decay", "frozen", "all")
 
@@ -57,6 +57,23 @@ def test_random_windows_follow_the_runs_seed():
 
     assert windows(1) == windows(1)
     assert windows(1) != windows(2)
+
+
+@pytest.mark.parametrize(
+    ("window", "steps"),
+    [
+        ({"name": "random", "size": 1, "interval": 1, "stop": 4}, range(4)),
+        ({"name": "progressive", "size": 2, "interval": 5, "start": 1}, range(1, 4)),
+        ({"name": "frozen", "size": 2, "start": 1}, range(1, 3)),
+        ({"name": "all"}, range(4)),
+    ],
+)
+def test_the_steps_that_some_iteration_may_train(window: dict[str, Any], steps: range):
+    made = recipe(sampler={"steps": 5, "plan": {"window": window}}, run={"iterations": 200})
+    assert steps_to_train(made) == steps
+    drawn = {step for k in range(200) for step in planner(made, [1 - k / 5 for k in range(6)])(k).trained_steps}
+    assert drawn == set(steps)
+    assert steps_to_train(load_image_recipe("diffusion_nft")) is None
 
 
 def test_only_the_window_is_stochastic():

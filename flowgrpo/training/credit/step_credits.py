@@ -69,7 +69,7 @@ def depth(
 def turning(
     judged: Judged,
     *,
-    main: Literal["step", "total", "rest"] = "step",
+    main: Literal["step", "total", "rest", "gain"] = "step",
     scale: Scale = "group",
     eps: NotNegative = 1e-4,
     ddof: Ddof = 1,
@@ -81,7 +81,8 @@ def turning(
         main: `step` takes the step's own gain, and adds the gain of the whole trajectory at turning points. `total`
             takes the gain of the whole trajectory, and adds the step's own gain at turning points, which is the default
             of the released configurations. `rest` takes the step's own gain, and in its place the gain from this step
-            to the image at turning points that lead the way of the rest, as the released scripts do.
+            to the image at turning points that lead the way of the rest, as the released scripts do. `gain` takes the
+            step's own gain alone (DenseGRPO, arXiv 2601.20218).
         scale: what gains are divided by: the standard deviation of the group, of the batch, or nothing.
         eps: added to the standard deviation.
         ddof: 1 for the sample standard deviation, 0 for the population one.

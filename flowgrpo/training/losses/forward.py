@@ -108,7 +108,8 @@ class ForwardObjective(Unmeasured):
             same, and the levels of the rollout are joined to a line, on which any level down to 0 can be drawn.
         density: With `between`, where on this line levels are drawn. `uniform`: everywhere alike. `logit_normal`: more
             in the middle, as models such as Stable Diffusion 3 are trained (2403.03206, Eq. 19, with mean 0 and
-            standard deviation 1).
+            standard deviation 1). `falling`: most at the noisiest level, and linearly less to none at level 0, as RAM
+            (2605.10759) draws them.
         noise: `prompt`: the images of a prompt share their noise, as in DGPO's code. At pure noise they are then one
             state, which is evaluated once. `image`: each image has noise of its own, as in the code of DiffusionNFT
             and AWM.

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 
 Draw = Literal["any", "ranges", "between"]
-Density = Literal["uniform", "logit_normal"]
+Density = Literal["uniform", "logit_normal", "falling"]
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,8 @@ def _between(
     places = (torch.arange(times) + torch.rand(times, generator=generator, dtype=torch.float64)) / times
     if density == "logit_normal":
         places = torch.special.ndtri(places).sigmoid()
+    elif density == "falling":
+        places = 1.0 - (1.0 - places).sqrt()
     found = []
     for number, place in enumerate(places.tolist()):
         along = steps.start + place * len(steps)

@@ -51,7 +51,7 @@ def _ratio_of_a_kernel(recipe: Any, choice: Choice) -> list[str]:
         return faults
     if kernel != "cps":
         faults.append(f"objective.ratio cps_released belongs to kernel cps, not {kernel}; use gaussian")
-    if weight in ("guard", "equalise"):
+    if weight in ("guard", "equalise", "rectify"):
         faults.append(
             f"objective.weight {weight} evens the gradient of a density, and the released CPS log-prob is not a "
             "density: it lacks the division by 2 s²; use weight none, or ratio gaussian"
@@ -76,7 +76,8 @@ class TransitionObjective(EdgeObjective):
         ratio: `gaussian`: the transition's own ratio, to the power 1/D for latents of D elements. `guard`: the ratio of
             GRPO-Guard (2510.22319, Eq. 8). `cps_released`: the ratio of the CPS code.
         weight: The weight of a step: `guard` is 1/|J|, `noise` is s over its mean (TempFlow-GRPO), `equalise` is s/|J|
-            over its median (SAGE-GRPO).
+            over its median (SAGE-GRPO). `rectify` is s/|J| over its mean over the steps from which the window is drawn
+            (Flash-GRPO, 2605.15980), so that windows of one step count as their steps deserve.
         trust_nats: Flow-DPPO (2606.11025): a step whose divergence is at least this many nats, and that would move
             further away, is left out. No step is left out if the option is left out.
         balance: For surrogate `bapo`: search its bounds at each optimizer step; fixed if left out.
@@ -89,7 +90,7 @@ class TransitionObjective(EdgeObjective):
         *,
         surrogate: Surrogate = clip,
         ratio: Literal["gaussian", "guard", "cps_released"] = "guard",
-        weight: Literal["none", "guard", "noise", "equalise"] = "guard",
+        weight: Literal["none", "guard", "noise", "equalise", "rectify"] = "guard",
         trust_nats: Positive | None = None,
         balance: BalanceConfig | None = None,
         variance: VarianceConfig | None = None,
