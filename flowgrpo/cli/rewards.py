@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,9 +24,11 @@ LIST = "The list of a folder of pictures, if it is elsewhere."
 
 rewards_app = typer.Typer(help="List the rewards that are installed, and help to write one.", add_completion=False)
 
-RewardArgument = Annotated[
-    str, typer.Argument(help="As in a recipe: name, file.py:name, module:name, or {name: …, options: {…}}.")
-]
+AS_IN_A_RECIPE = "As in a recipe: name, file.py:name, module:name, or {name: …, options: {…}}"
+RewardArgument = Annotated[str, typer.Argument(help=f"{AS_IN_A_RECIPE}.")]
+OPTIONS = "key=value; as often as needed."
+RewardOptions = Annotated[list[str] | None, typer.Option("--options", help=OPTIONS)]
+OneRewardOptions = Annotated[list[str] | None, typer.Option("--options", help=f"If there is one reward: {OPTIONS}")]
 
 
 @rewards_app.callback(invoke_without_command=True)
@@ -42,20 +44,19 @@ def rewards(context: typer.Context) -> None:
 
 @rewards_app.command("show")
 def show_rewards(
-    names: Annotated[
-        list[str], typer.Argument(help="Names from the list, path/to/file.py:name or package.module:name.")
-    ],
+    rewards: Annotated[list[str], typer.Argument(help=f"{AS_IN_A_RECIPE}; one or more.", metavar="A [B]...")],
 ) -> None:
     """Show what a reward scores, which columns of the prompts it reads, and its options."""
+    from ..kit.entries import parse_rewards
     from ..rewards.about import about
 
-    say("\n\n".join("\n".join(about(name)) for name in names))
+    say("\n\n".join("\n".join(about(spec.name)) for spec in parse_rewards(rewards)))
 
 
 @rewards_app.command("serve")
 def serve_reward(
     reward: RewardArgument,
-    options: Annotated[list[str] | None, typer.Option("--options", help="key=value; as often as needed.")] = None,
+    options: RewardOptions = None,
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for any free port.")] = 8765,
     token_env: Annotated[
@@ -74,11 +75,11 @@ def serve_reward(
     ] = None,
 ) -> None:
     """Serve a reward over HTTP, for the reward `remote` of a recipe, until SIGTERM or Ctrl-C."""
-    from ..kit.entries import parse_reward
+    from ..kit.entries import parse_rewards
     from ..rewards.serving.serve import serve
     from ..rewards.serving.wire import WireLimits
 
-    spec = parse_reward(reward, _options(options or []))
+    (spec,) = parse_rewards([reward], options)
     if spec.label is not None or spec.time_limit is not None:
         raise ValueError(
             f"leave label and time_limit out of {reward!r:.80}; the recipe that asks the server may have them"
@@ -97,22 +98,6 @@ def serve_reward(
         key=key,
         report=say,
     )
-
-
-def _options(words: list[str]) -> dict[str, Any]:
-    """Options of a reward, with values as in a recipe."""
-    from ..configs.yaml_text import parse_yaml_value
-
-    found: dict[str, Any] = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not equals or not name:
-            raise ValueError(f"--options {word!r} is not key=value; write for example --options target=0.4")
-        try:
-            found[name] = parse_yaml_value(value)
-        except ValueError as error:
-            raise ValueError(f"--options {word!r}: {error}") from None
-    return found
 
 
 @rewards_app.command("new")
@@ -137,7 +122,7 @@ def check_reward_command(
     reward: RewardArgument,
     images: Annotated[Path | None, typer.Option(help="Folder of pictures, to be scored as well.")] = None,
     metadata: Annotated[Path | None, typer.Option(help="Prompt file with a column file_name, for --images.")] = None,
-    options: Annotated[list[str] | None, typer.Option("--options", help="key=value; as often as needed.")] = None,
+    options: RewardOptions = None,
     data: Annotated[
         str | None, typer.Option(help="Prompt file; for text it may have the completions in a column completion.")
     ] = None,
@@ -162,7 +147,7 @@ def check_reward_command(
     """Look for faults of a reward before any training; exit status 1 if there is one."""
     from ..kit.check import CheckPlan, check_reward
     from ..kit.check_optimised import write_report
-    from ..kit.entries import parse_range, parse_reward
+    from ..kit.entries import parse_range, parse_rewards
 
     output_file(json, ".json")
     output_folder(out)
@@ -176,9 +161,9 @@ def check_reward_command(
         raise ValueError("the embedded model makes no videos; leave out --optimise, or --frames")
     if task not in (None, "images", "text"):
         raise ValueError(f"--task is {task!r}; use images or text")
-    spec = parse_reward(reward, _options(options or []), time_limit)
+    (spec,) = parse_rewards([reward], options, time_limit)
     plan = CheckPlan(
-        images, metadata, data, prompts, seeds, most, [parse_reward(word) for word in against or []],
+        images, metadata, data, prompts, seeds, most, parse_rewards(against or []),
         None if declared is None else parse_range(declared), accept or [], task, frames,
     )  # fmt: skip
     _quiet()
@@ -198,7 +183,8 @@ def check_reward_command(
 
 @rewards_app.command("compare")
 def compare_rewards_command(
-    rewards: Annotated[list[str], typer.Argument(help="Rewards, as in a recipe; two or more.", metavar="A B...")],
+    rewards: Annotated[list[str], typer.Argument(help=f"{AS_IN_A_RECIPE}; two or more.", metavar="A B...")],
+    options: OneRewardOptions = None,
     samples: Annotated[Path | None, typer.Option(help=SAMPLES)] = None,
     votes: Annotated[
         Path | None,
@@ -213,12 +199,12 @@ def compare_rewards_command(
     """Compare rewards with each other on samples that exist already, or with people's choices."""
     from ..kit.agreement import agreement_with, as_json, notes_on
     from ..kit.compare import compare_rewards
-    from ..kit.entries import parse_reward
+    from ..kit.entries import parse_rewards
 
     output_file(json, ".json")
     if (samples is None) == (votes is None):
         raise ValueError("give --samples, a run or a folder of pictures, or --votes, a file of people's choices")
-    specs = [parse_reward(word) for word in rewards]
+    specs = parse_rewards(rewards, options)
     if votes is not None:
         refuse_without({"--metadata": metadata is not None, "--most": most != DIFFERENT}, "--samples")
         _quiet()
@@ -244,8 +230,9 @@ def compare_rewards_command(
 
 @rewards_app.command("score")
 def score_command(
-    rewards: Annotated[list[str], typer.Argument(help="Rewards, as in a recipe; one or more.", metavar="A [B]...")],
+    rewards: Annotated[list[str], typer.Argument(help=f"{AS_IN_A_RECIPE}; one or more.", metavar="A [B]...")],
     samples: Annotated[Path, typer.Option(help=SAMPLES)],
+    options: OneRewardOptions = None,
     metadata: Annotated[Path | None, typer.Option(help=LIST)] = None,
     out: Annotated[
         Path | None,
@@ -256,17 +243,18 @@ def score_command(
     ] = None,
 ) -> None:
     """Score pictures, videos or completions that exist already, also of other programs."""
-    from ..kit.entries import parse_reward
+    from ..kit.entries import parse_rewards
     from ..kit.given_samples import score_samples
 
     output_file(out, ".jsonl")
     if out is not None and out.exists():
         raise ValueError(f"{out} exists; name another file with --out")
+    specs = parse_rewards(rewards, options)
     given = _given(samples, metadata)
     _quiet()
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-    found = score_samples([parse_reward(word) for word in rewards], given, out, say)
+    found = score_samples(specs, given, out, say)
     noun = "completion" if isinstance(given[0].made, str) else "picture"
     for kind, summary in found.items():
         for line in summary_lines(summary, noun):

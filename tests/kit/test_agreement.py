@@ -160,6 +160,10 @@ def test_the_command(tmp_path: Path, source: Path) -> None:
     assert (record["right"], record["share"]) == (1, 1.0)
     folder = CliRunner().invoke(app, ["rewards", "compare", f"{source}:red", "--votes", str(tmp_path)])
     assert "agrees on 100% of 1 pairs" in folder.output
+    wrong = CliRunner().invoke(
+        app, ["rewards", "compare", f"{source}:red", "--votes", str(tmp_path), "--options", "shade=3"]
+    )
+    assert "reward 'red' has no option 'shade'" in str(wrong.exception)
     [same] = agreement_with([RewardSpec(f"{source}:red")], tmp_path)
     assert same.record() == record
     both = CliRunner().invoke(app, ["rewards", "compare", "gold"])

@@ -370,6 +370,8 @@ def test_a_reward_of_parts_gets_the_lines(tmp_path: Path, sums: Material):
         ("{name: gold, weight: 0.5}", r"leave weight out .* name, options, label, time_limit \(the others say what"),
         ("{name: gold, optons: {}}", r"leave optons out .* name, options, label, time_limit$"),
         ("{name: 3}", "is no entry of a recipe; write"),
+        ("{name: gold, options: {1: 2}}", "is no entry of a recipe; write"),
+        ("{name: gold, options: 0}", "is no entry of a recipe; write"),
     ],
 )
 def test_an_entry_with_other_keys_is_refused_by_their_names(text: str, said: str):

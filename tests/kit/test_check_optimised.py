@@ -1,12 +1,13 @@
 """The commands: exit status, files, and messages in place of tracebacks."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from flowgrpo.kit import check as kit_check
-from flowgrpo.kit.entries import parse_range, parse_reward
+from flowgrpo.kit.entries import parse_range, parse_reward, parse_rewards
 from flowgrpo.kit.material import Material
 from flowgrpo.rewards.base import RewardSpec
 from flowgrpo.training.folder.run_folder import save_image
@@ -39,6 +40,16 @@ def test_entries_of_a_recipe_and_names():
     for wrong in ("1", "1,0", "a,b", "0,1,2"):
         with pytest.raises(ValueError, match="--range"):
             parse_range(wrong)
+
+
+def test_options_belong_to_the_only_reward():
+    assert parse_rewards(["gold"], ["dense=true"]) == [RewardSpec("gold", options={"dense": True})]
+    assert parse_rewards(["gold", "{name: proxy}"], []) == [RewardSpec("gold"), RewardSpec("proxy")]
+    with pytest.raises(ValueError, match=r"which of 2 rewards .* '\{name: gold, options: \{dense: true\}\}'"):
+        parse_rewards(["{name: proxy}", "gold"], ["dense=true"])
+    for wrong in ("dense", "=true", "dense=[1"):
+        with pytest.raises(ValueError, match=f"--options '{re.escape(wrong)}'"):
+            parse_rewards(["gold"], [wrong])
 
 
 def test_a_fault_is_the_exit_status(command: Command, pictures: Path, tmp_path: Path):

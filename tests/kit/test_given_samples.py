@@ -248,6 +248,14 @@ def test_the_command(tmp_path: Path, command: Any) -> None:
     assert (status, errors) == (1, "error: scores.jsonl exists; name another file with --out\n")
 
 
+def test_options_of_the_command_reach_the_reward(tmp_path: Path, command: Any) -> None:
+    listed(tmp_path / "answers.jsonl", {"prompt": "p", "completion": "x"})
+    (tmp_path / "own.py").write_text("def own(completions, prompts, bonus=1.0):\n    return [bonus for _ in prompts]\n")
+    for words in (("own.py:own", "--options", "bonus=7"), ("{name: 'own.py:own', options: {bonus: 7}}",)):
+        status, output, _ = command("rewards", "score", *words, "--samples", "answers.jsonl")
+        assert (status, output.splitlines()[-1]) == (0, "own: 7.0000 ± – (1 completion)")
+
+
 def test_a_reward_that_applies_to_nothing_says_so(tmp_path: Path, command: Any) -> None:
     listed(tmp_path / "answers.jsonl", {"prompt": "p", "completion": "x"})
     (tmp_path / "never.py").write_text("def never(completions, prompts):\n    return [None] * len(completions)\n")

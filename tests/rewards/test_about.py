@@ -54,6 +54,7 @@ def test_the_command_shows_several_and_refuses_unknown_ones(command: Command) ->
     assert "gold: Verifier of the embedded scenes" in output
     assert "\n\naesthetic: Beauty" in output
     assert "head: str, required. path of" in output
+    assert command("rewards", "show", "{name: gold, options: {dense: true}}", "aesthetic") == (0, output, "")
     status, _, errors = command("rewards", "show", "golf")
     assert status == 1
     assert "did you mean 'gold'" in errors
