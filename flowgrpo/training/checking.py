@@ -167,7 +167,11 @@ def _model(found: Checked) -> None:
         return
     if not Path(found.folder).is_dir():
         text = f"model.path {path} is not a folder here, so it is taken for a hub id, which is read when a run starts"
-        return found.findings.append(Fault("unknown", text, "model.path"))
+        found.findings.append(Fault("unknown", text, "model.path"))
+        # A run asks the hub first, which may have another tokenizer by now.
+        if isinstance(recipe, TextRecipe) and not found.fetches:
+            _lengths(found, recipe, stored=True)
+        return
     before = len(found.findings)
     pictures = shows_pictures(recipe)
     chosen = recipe.model.pipeline if isinstance(recipe, Recipe) else None
@@ -180,10 +184,16 @@ def _model(found: Checked) -> None:
     elif recipe.model.chat or recipe.model.system is not None or recipe.model.chat_template_kwargs:
         found.attempt("model.chat", check_template, recipe.model, found.folder)
     if isinstance(recipe, TextRecipe):
-        found.attempt("data.train", check_with_tokenizer, recipe, found.data, found.folder)
+        _lengths(found, recipe)
     if isinstance(recipe, MaskedRecipe):
         model, kind = recipe.model, found.attempt("model.path", type_of, found.folder)
         found.attempt("model.block", check_block, path, kind, model.block, model.attention)
+
+
+def _lengths(found: Checked, recipe: TextRecipe, stored: bool = False) -> None:
+    """Check the lengths of the prompts of a run of text, and note how many it will leave out."""
+    notes = found.attempt("data.train", check_with_tokenizer, recipe, found.data, found.folder, stored)
+    found.findings += [Fault("note", note, "generation.long_prompts") for note in notes or ()]
 
 
 def _call(found: Checked, recipe: Recipe) -> None:

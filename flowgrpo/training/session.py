@@ -162,9 +162,14 @@ class Session:
             return
         self._doing("loading the model")
         if isinstance(recipe, TextRecipe):
-            self.task = load_text_task(recipe, checked.folder, self.data, device, self.notes.append, self._model)
+            self.task = load_text_task(recipe, checked.folder, self.data, device, self._note, self._model)
         else:
-            self.task = load_masked_task(recipe, checked.folder, self.data, device, self.notes.append, self._model)
+            self.task = load_masked_task(recipe, checked.folder, self.data, device, self._note, self._model)
+
+    def _note(self, text: str) -> None:
+        # The check of the recipe has often said it already, from the tokenizer alone.
+        if text not in self.notes:
+            self.notes.append(text)
 
     def _make_rewards(self) -> None:
         """Make the rewards before the model, so that a fault of a reward is reported without a wait."""

@@ -12,6 +12,7 @@ from PIL import Image
 from flowgrpo.configs.load import RecipeError, load_recipe, recipe_names
 from flowgrpo.training import checking, prompt_lengths
 from flowgrpo.training.checking import check
+from flowgrpo.training.model_paths import language_folder
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -153,3 +154,37 @@ def test_prompts_of_text_are_checked_with_the_tokenizer_alone(
     faults = [text for text in found.texts("fault") if "tokens" in text or "conversations" in text]
     assert len(faults) == (said is not None)
     assert all(str(said) in text for text in faults)
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_plan_tells_how_many_prompts_are_left_out(
+    stored: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a model of the hub, only if its tokenizer is on this machine."""
+    from transformers import AutoTokenizer
+
+    train = tmp_path / "train.jsonl"
+    train.write_text("".join(json.dumps({"prompt": text, "answer": "3"}) + "\n" for text in ["1+2="] * 8 + ["1" * 99]))
+    words = [
+        f"data.train={train}", "data.heldout=null", "rollout.prompts=2",
+        "generation={max_prompt_tokens: 9, long_prompts: drop}"
+    ]  # fmt: skip
+    said = (
+        f"1 of 9 prompts of {train} are left out, because they have more than 9 tokens (generation.max_prompt_tokens)"
+    )
+    found = check(load_recipe("text", words), fetches=False)
+    assert found.texts("note").count(said) == 1
+    assert found.data is not None
+    assert len(found.data.train.rows) == 9
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    folder = language_folder("arithmetic")
+    real = AutoTokenizer.from_pretrained
+
+    def loaded(path: str, **options: Any) -> Any:
+        assert options.pop("local_files_only")
+        return real(folder if stored else path, local_files_only=True, **options)
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", loaded)
+    of_the_hub = check(load_recipe("text", [*words, "model.path=somebody/something"]), fetches=False)
+    assert of_the_hub.texts("note").count(said) == stored
+    assert of_the_hub.texts("fault") == []

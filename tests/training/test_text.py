@@ -361,9 +361,10 @@ def test_long_training_prompts_are_left_out_if_the_recipe_says_so(recipe: str, t
     words.append("generation.long_prompts=drop")
     session = Session(load_recipe(recipe, words))
     assert [row.text for row in session.data.train.rows] == ["1+2=", "2+1="]
-    assert f"2 of 4 prompts of {tmp_path}/train.jsonl are left out, because they have more than 5 tokens" in str(
-        session.notes
-    )
+    said = f"2 of 4 prompts of {tmp_path}/train.jsonl are left out, because they have more than 5 tokens"
+    assert str(session.notes).count(said) == 1
+    with pytest.raises(ValueError, match=r"rollout.prompts is 3, but without the long prompts .*/train.jsonl holds 2;"):
+        Session(load_recipe(recipe, [*words, "rollout.prompts=3"]))
     with pytest.raises(ValueError, match=r"all prompts have more tokens than generation.max_prompt_tokens 2; raise it"):
         Session(load_recipe(recipe, [*words, "generation.max_prompt_tokens=2"]))
     (tmp_path / "held.jsonl").write_text('{"prompt": "1+1+1=", "answer": "3"}\n')

@@ -36,7 +36,7 @@ def check_prompts(
 
     Raises:
         ValueError: a prompt is empty, longer than the recipe allows, or longer than the model takes, or all training
-            prompts would be left out.
+            prompts would be left out, or so many that an iteration has not enough.
     """
     most = recipe.generation.max_prompt_tokens
 
@@ -66,12 +66,22 @@ def check_prompts(
             f"{len(rows) - len(kept):,} of {len(rows):,} prompts of {source} are left out, because they have more than "
             f"{most} tokens (generation.max_prompt_tokens)"
         )
+        _refuse_too_few(recipe, len(kept), "generation.max_prompt_tokens")
         data.train.rows = kept
     for row in data.heldout:
         fits(str(recipe.data.heldout), row)
 
 
-def check_with_tokenizer(recipe: TextRecipe, data: Data | None, folder: str) -> None:
+def _refuse_too_few(recipe: TextRecipe | MaskedRecipe, left: int, key: str) -> None:
+    """Refuse too few prompts, as a short file is refused: an iteration would repeat some of them."""
+    if left < recipe.rollout.prompts:
+        raise ValueError(
+            f"rollout.prompts is {recipe.rollout.prompts}, but without the long prompts {recipe.data.train} holds "
+            f"{left}; use at most {left}, raise {key}, or give more short prompts"
+        )
+
+
+def check_with_tokenizer(recipe: TextRecipe, data: Data | None, folder: str, stored: bool = False) -> list[str]:
     """Make the check of `check_prompts` before the model is loaded, as far as its tokenizer tells.
 
     Only prompts that may be too long are encoded: a token has at least one byte. Pictures need the model itself.
@@ -79,7 +89,11 @@ def check_with_tokenizer(recipe: TextRecipe, data: Data | None, folder: str) -> 
     Args:
         recipe: of the run.
         data: the prompts, which stay as they are; None if they cannot be read.
-        folder: of the model.
+        folder: of the model, or its hub id.
+        stored: nothing is downloaded, and without a tokenizer on this machine nothing is checked.
+
+    Returns:
+        Sentences about the prompts that a run will leave out.
 
     Raises:
         ValueError: as `check_prompts`, or a prompt is a conversation and the tokenizer has no chat template.
@@ -88,8 +102,13 @@ def check_with_tokenizer(recipe: TextRecipe, data: Data | None, folder: str) -> 
 
     model = recipe.model
     if data is None or model.pictures:
-        return
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        return []
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=stored)
+    except (OSError, ValueError, TypeError):  # transformers 4.56 has a TypeError for files that are missing
+        if stored:
+            return []
+        raise
     chats = uses_template(tokenizer, model.path, model.chat, model.system, model.chat_template_kwargs)
 
     def encoded(prompt: str, messages: Any) -> int:
@@ -107,7 +126,9 @@ def check_with_tokenizer(recipe: TextRecipe, data: Data | None, folder: str) -> 
 
     own = copy(data)
     own.train = copy(data.train)
-    check_prompts(recipe, own, tokens, lambda row, count: None, lambda text: None)
+    notes = list[str]()
+    check_prompts(recipe, own, tokens, lambda row, count: None, notes.append)
+    return notes
 
 
 def check_answers(
@@ -128,7 +149,7 @@ def check_answers(
 
     Raises:
         ValueError: a completion is longer than the recipe allows, the completions of a prompt are too long to be scored
-            together, or all training prompts would be left out.
+            together, or so many training prompts would be left out that an iteration has not enough.
     """
     columns, source = given_columns(recipe), recipe.data.train
     if not columns:
@@ -162,4 +183,5 @@ def check_answers(
             f"because their completions have more than {most} tokens ({key})"
             + ("" if room is None else f", or more than {room:,} together (rollout.tokens)")
         )
+        _refuse_too_few(recipe, len(kept), key)
         data.train.rows = kept
