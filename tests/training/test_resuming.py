@@ -1,7 +1,9 @@
 """Going on after damage: no damaged file is read, the run goes on from the checkpoint before, and says so."""
 
+import importlib
 import json
 import shutil
+import sys
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +16,7 @@ from flowgrpo.bench.interruption import contents
 from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.training.folder.checkpoint import DamagedCheckpoint, verify_checkpoint, write_checkpoint
+from flowgrpo.training.folder.named_files import changed_inputs, measured_inputs, with_later_imports
 from flowgrpo.training.folder.resuming import changes
 from flowgrpo.training.folder.run_folder import RunFolder, read_lines
 from flowgrpo.training.session import Session, start
@@ -252,7 +255,7 @@ def test_a_changed_recipe_is_said_key_by_key(finished: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changed", ["prompts.jsonl", "mine.py", "lengths/signs.py", None])
+@pytest.mark.parametrize("changed", ["prompts.jsonl", "mine.py", "lengths/signs.py", "lengths/late.py", None])
 def test_files_that_have_changed_are_said(
     words: list[str], changed: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,10 +266,12 @@ def test_files_that_have_changed_are_said(
     beside = f"lengths_{tmp_path.name}"
     Path(beside).mkdir()
     Path(beside, "signs.py").write_text("def signed(text):\n    return -len(text)\n")
-    written = "-len(text) * 0 + signed(text)"
+    Path(beside, "late.py").write_text("def late(text):\n    return 0 * -len(text)\n")
+    written = "-len(text) * 0 + signed(text) + late(text)"
     Path("mine.py").write_text(
         f"from {beside}.signs import signed\n\n"
-        f"def short(completions):\n    return [{written} for text in completions]\n"
+        f"def short(completions):\n    from {beside}.late import late\n"
+        f"    return [{written} for text in completions]\n"
     )
     more = [
         "data={train: 'prompts.jsonl?column=text', heldout: null}",
@@ -277,17 +282,68 @@ def test_files_that_have_changed_are_said(
     if changed is not None:
         changed = changed.replace("lengths", beside)
         Path(changed).write_text(Path(changed).read_text().replace("+", "-").replace("-len", "len"), encoding="utf-8")
+    # Another process would not have called the reward yet.
+    monkeypatch.delitem(sys.modules, f"{beside}.late")
     heard = resumed(tmp_path / "run", "run.iterations=5")
     said = [note for note in heard.notes if "read other contents of" in note]
     keys = {
         "prompts.jsonl": "prompts.jsonl (data.train)",
         "mine.py": "mine.py (rewards.0.name)",
         f"{beside}/signs.py": f"signs.py (module {beside}.signs)",
+        f"{beside}/late.py": f"late.py (module {beside}.late)",
     }
     assert len(said) == (changed is not None)
     assert all(keys[str(changed)] in note for note in said)
     # The checkpoint of the longer run is of the new files.
     assert not any("read other contents of" in note for note in resumed(tmp_path / "run").notes)
+
+
+def test_code_of_an_own_package_is_watched_with_what_it_imports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A package that is installed in editable mode lies in a folder of its own, and any of its modules may change."""
+    name = f"own_{tmp_path.name}"
+    package = tmp_path / "src" / name
+    package.mkdir(parents=True)
+    for module in ("__init__", "scores", "beside", "late", "unused"):
+        (package / f"{module}.py").write_text("x = 1\n")
+    monkeypatch.syspath_prepend(package.parent)
+    for module in ("", ".scores", ".beside"):
+        importlib.import_module(f"{name}{module}")
+    recipe = f"rewards: [{{name: '{name}.scores:x'}}, {{name: 'json:loads'}}, {{name: '{name}.unused:x'}}]\n"
+    first = measured_inputs(recipe)
+    assert list(first) == ["rewards.0.name", f"module {name}", f"module {name}.beside"]
+    importlib.import_module(f"{name}.late")
+    (package / "beside.py").write_text("x = 2\n")  # after its import, so the run has not read this
+    inputs = with_later_imports(recipe, first)
+    assert inputs == {**first, f"module {name}.late": first["rewards.0.name"]}
+    (tmp_path / "inputs.json").write_text(json.dumps(inputs))
+    monkeypatch.delitem(sys.modules, f"{name}.late")
+    for changed, key in (("scores", "rewards.0.name"), ("late", f"module {name}.late")):
+        before = (package / f"{changed}.py").read_text()
+        (package / f"{changed}.py").write_text("x = 3\n")
+        [said] = changed_inputs(recipe, measured_inputs(recipe), tmp_path)
+        assert f"{package / 'beside.py'} (module {name}.beside)" in said
+        assert f"{package / changed}.py ({key})" in said
+        (package / f"{changed}.py").write_text(before)
+    # Another recipe does not run this code.
+    assert not [*changed_inputs("rewards: [{name: gold}]\n", {}, tmp_path)]
+
+
+def test_a_reward_that_an_installed_package_declares_is_watched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = f"warm_{tmp_path.name}"
+    file = tmp_path / f"{module}.py"
+    file.write_text("x = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    info = tmp_path / f"{module}-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Name: {module}\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(f"[flowgrpo.rewards]\nwarm_one = {module}:x\n")
+    assert measured_inputs("rewards: [{name: warm_one}]\n") == {}
+    importlib.import_module(module)
+    assert [*measured_inputs("rewards: [{name: warm_one}, {name: cold}]\n")] == ["rewards.0.name"]
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ from .checkpoint import (
     write_checkpoint,
 )  # fmt: skip
 from .files import writing
-from .named_files import changed_inputs, measured_inputs
+from .named_files import changed_inputs, measured_inputs, with_later_imports
 from .resuming import begun_again, changes, differences, gaps, lost_samples, newest_whole
 from .run_folder import RunFolder
 
@@ -213,6 +213,7 @@ class Keeper:
             weights = Gathered(self.weights)
             parts = {name: part if name == "optimizer" else Gathered(part) for name, part in parts.items()}
         if self.accelerator.is_main_process:
+            self._inputs = with_later_imports(self._text, self._inputs)
             fill = partial(
                 write_checkpoint,
                 iteration=iteration,

@@ -2,7 +2,8 @@
 
 A run goes on to the same numbers only if it reads the same files again. So a checkpoint holds their sizes and checksums
 from the start of the process that wrote it, because a run does not read them again later. Code may import modules that
-lie beside it. Those that it has imported when the run begins count as well.
+lie beside it, or in its package. Those count as well, also if a function imports them only when it is called. A module
+of this kind is measured for the first checkpoint after its import.
 """
 
 from __future__ import annotations
@@ -10,41 +11,52 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...configs.yaml_text import parse_yaml
+from ...parts.foreign import is_own
+from ...parts.kinds import KINDS
+from ...parts.plugins import entry_points, source_of
 from .checkpoint import inputs_before, measured
 
 _UNREAD = "data.test"
 """No run reads this file, not even for a checksum."""
 _OURS = __name__.partition(".")[0]
 """This package, whose folder may be the folder of a reward."""
+_MODULE = "module "
+"""Beginning of the key of a module that other code has imported."""
 
 
 def measured_inputs(recipe: str) -> dict[str, Any]:
     """Size and checksum of each file that a recipe names, by the key that names it, such as `rewards.0.name`.
 
-    A module that the code of the recipe has imported from its own folder has the key `module NAME`. Folders and files
-    that cannot be read are left out.
+    A module that the code of the recipe has imported from its own folder or package has the key `module NAME`. Folders
+    and files that cannot be read are left out.
 
     Args:
         recipe: the recipe, as YAML.
     """
-    found = {}
-    for key, file in _files(recipe).items():
-        try:
-            found[key] = measured(file)
-        except OSError:
-            # What needs the file says why it cannot be read.
-            continue
-    return found
+    named = _Named.of(recipe)
+    return _measured({**named.files, **named.imported()})
+
+
+def with_later_imports(recipe: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The inputs of a run, together with the modules that its code has imported since they were measured.
+
+    Args:
+        recipe: the recipe, as YAML.
+        inputs: `measured_inputs` of the recipe, or what this function returned before.
+    """
+    later = {key: file for key, file in _Named.of(recipe).imported().items() if key not in inputs}
+    return {**inputs, **_measured(later)}
 
 
 def changed_inputs(recipe: str, inputs: Mapping[str, Any], checkpoint: Path) -> Iterator[str]:
     """A sentence on the files that are no longer what they were for a checkpoint; nothing if they all are.
 
-    A key that the checkpoint lacks says nothing.
+    A key that the checkpoint lacks says nothing. A module that this process has not imported yet is looked up.
 
     Args:
         recipe: the recipe, as YAML.
@@ -52,9 +64,12 @@ def changed_inputs(recipe: str, inputs: Mapping[str, Any], checkpoint: Path) -> 
         checkpoint: the checkpoint from which the run goes on.
     """
     before = inputs_before(checkpoint)
-    files = _files(recipe)
+    named = _Named.of(recipe)
+    files = {**named.files, **named.imported()}
+    later = {key: file for key in before if key not in inputs and (file := named.file_of(key)) is not None}
+    files |= later
     changed: dict[Path, list[str]] = {}
-    for key, content in inputs.items():
+    for key, content in {**inputs, **_measured(later)}.items():
         if key in before and before[key] != content:
             changed.setdefault(files[key], []).append(key)
     if changed:
@@ -65,31 +80,102 @@ def changed_inputs(recipe: str, inputs: Mapping[str, Any], checkpoint: Path) -> 
         )
 
 
-def _files(recipe: str) -> dict[str, Path]:
-    """The files that a recipe names, by the key that names each, and the modules beside them."""
-    named = {
-        key: Path(file)
-        for key, text in _texts(parse_yaml(recipe, "the recipe of the run"))
-        if key != _UNREAD and (file := _file(text)) is not None
-    }
-    return named | _imported({str(file.resolve().parent) for file in named.values() if file.suffix == ".py"})
-
-
-def _imported(folders: set[str]) -> dict[str, Path]:
-    """The imported modules that lie in these folders, by `module NAME`.
-
-    The place of a module's file follows from its name. Packages that are installed below a folder have other places.
-    """
+def _measured(files: Mapping[str, Path]) -> dict[str, Any]:
     found = {}
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__dict__", {}).get("__file__")
-        if not isinstance(file, str) or name.partition(".")[0] == _OURS:
+    for key, file in files.items():
+        try:
+            found[key] = measured(file)
+        except OSError:
+            # What needs the file says why it cannot be read.
             continue
-        inner = os.path.join(*name.split("."))
-        places = (os.path.join(folder, f"{inner}{end}") for folder in folders for end in (".py", "/__init__.py"))
-        if file in places:
-            found[f"module {name}"] = Path(file)
     return found
+
+
+@dataclass(frozen=True)
+class _Named:
+    """What a recipe names.
+
+    Attributes:
+        files: the key of the recipe -> the file that it names, or the file of the module that it names.
+        folders: folders of code that is named as a file.
+        packages: top-level packages of code that is named as a module, or that an installed package declares.
+    """
+
+    files: Mapping[str, Path]
+    folders: frozenset[str]
+    packages: frozenset[str]
+
+    @classmethod
+    def of(cls, recipe: str) -> _Named:
+        """What a recipe names.
+
+        Args:
+            recipe: the recipe, as YAML.
+        """
+        points = {
+            point.name: point.module for point in entry_points("flowgrpo.rewards", *(k.group for k in KINDS.values()))
+        }
+        files, folders, packages = dict[str, Path](), set[str](), set[str]()
+        for key, text in _texts(parse_yaml(recipe, "the recipe of the run")):
+            if key == _UNREAD:
+                continue
+            if (named := _file(text)) is not None:
+                files[key] = Path(named)
+                if named.endswith(".py"):
+                    folders.add(str(Path(named).resolve().parent))
+            elif (module := _module(text, points)) is not None and (file := _file_of(module)) is not None:
+                files[key] = Path(file)
+                packages.add(module.partition(".")[0])
+        return cls(files, frozenset(folders), frozenset(packages))
+
+    def imported(self) -> dict[str, Path]:
+        """The imported modules that lie in these folders and packages, by `module NAME`.
+
+        In a folder, the place of a module's file follows from its name. Packages that are installed below a folder have
+        other places. In a package, modules of a library do not count: its version stands for them.
+        """
+        found = {}
+        for name in list(sys.modules):
+            file = _file_of(name)
+            if file is None:
+                continue
+            packaged = (
+                name.partition(".")[0] in self.packages and is_own(file) and Path(file) not in self.files.values()
+            )
+            if packaged or file in self._places(name):
+                found[f"{_MODULE}{name}"] = Path(file)
+        return found
+
+    def file_of(self, key: str) -> Path | None:
+        """The file that `module NAME` would be imported from; None for another key, and for code of another recipe."""
+        if not key.startswith(_MODULE):
+            return None
+        name = key.removeprefix(_MODULE)
+        if name.partition(".")[0] in self.packages:
+            return source_of(f"{name}:")
+        return next((Path(place) for place in self._places(name) if os.path.isfile(place)), None)
+
+    def _places(self, name: str) -> Iterator[str]:
+        inner = os.path.join(*name.split("."))
+        return (os.path.join(folder, f"{inner}{end}") for folder in self.folders for end in (".py", "/__init__.py"))
+
+
+def _module(text: str, points: Mapping[str, str]) -> str | None:
+    """The module of `package.module:NAME`, or of a name that an installed package declares; None for any other text.
+
+    A run has made its rewards and parts before. So a module that is not imported is not used.
+    """
+    location, _, name = text.rpartition(":")
+    module = location if name.isidentifier() else ""
+    module = module or points.get(text, "")
+    top = module.partition(".")[0]
+    return module if module in sys.modules and top not in {_OURS, *sys.stdlib_module_names} else None
+
+
+def _file_of(module: str) -> str | None:
+    """The file of an imported module; None for one of this package, and for one without a file."""
+    file = getattr(sys.modules.get(module), "__dict__", {}).get("__file__")
+    return file if isinstance(file, str) and module.partition(".")[0] != _OURS else None
 
 
 def _file(text: str) -> str | None:
