@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -169,18 +169,19 @@ class Conversion:
             else:
                 self.lose(row.theirs, row.text)
 
-    def finish(self, idle: Mapping[str, str], unknown: str = "look up what it does there") -> None:
+    def finish(self, idle: Mapping[str, str], unknown: Callable[[str], str] | None = None) -> None:
         """Say of every other key of the file that it has no effect here, or that its meaning is not known.
 
         Args:
             idle: key, with `*` for any letters -> why it has no effect here.
-            unknown: what to do about a key that is not known.
+            unknown: gives what to do about a key that is not known; None to look it up there.
         """
         for key in self.settings.given:
             if key in self._used:
                 continue
             why = next((why for pattern, why in idle.items() if fnmatchcase(key, pattern)), None)
             if why is None and self.settings.value(key) is not None:
-                self.lose(key, f"this key is not known here; {unknown}")
+                advice = "look up what it does there" if unknown is None else unknown(key)
+                self.lose(key, f"this key is not known here; {advice}")
             elif why is not None and self.settings.value(key) not in NOTHING:
                 self.ignore(key, why)

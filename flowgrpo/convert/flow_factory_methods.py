@@ -87,6 +87,17 @@ def _grpo(conversion: Conversion, updates: int) -> None:
 
 
 def _guard(conversion: Conversion, updates: int) -> None:
+    """The objective of GRPO-Guard.
+
+    Raises:
+        ValueError: the steps are those of CPS. Their ratio is then none of a density, and its scale differs by step.
+    """
+    if conversion.recipe["sampler"]["kernel"]["name"] == "cps":
+        raise ValueError(
+            f"{conversion.settings.place}: train.trainer_type grpo-guard with scheduler.dynamics_type CPS has no "
+            "counterpart here: its ratio has another scale at every step. Write scheduler.dynamics_type: Flow-SDE or "
+            "Dance-SDE, or train.trainer_type: grpo, into a copy of the file, and convert the copy"
+        )
     # Their loss has no weight of a step, unlike the paper's.
     objective = {"name": "transition", "ratio": "guard", "weight": "none", "surrogate": _clip(conversion)}
     conversion.carry(["train.trainer_type", "train.clip_range"], "objective", objective)

@@ -17,6 +17,7 @@ from .from_flow_grpo import LENGTH
 from .reward_names import OF_FLOW_FACTORY, entry_of
 
 LISTS = ("rewards", "eval_rewards")
+SECTIONS = ("data", "model", "scheduler", "train", "eval", "log")
 
 
 def from_flow_factory(path: Path, given: Mapping[str, Any], gpus: int | None) -> Conversion:
@@ -54,8 +55,27 @@ def from_flow_factory(path: Path, given: Mapping[str, Any], gpus: int | None) ->
     _data(conversion)
     _run(conversion)
     conversion.lose_rows(MISSING)
-    conversion.finish(IDLE, "if it is an argument of the pipeline's call, write it into model.call")
+    conversion.finish(IDLE, _advice)
     return conversion
+
+
+def _advice(key: str) -> str:
+    """What to do about a key that is not known."""
+    section, dot, _ = key.partition(".")
+    if dot and section in ("train", "eval"):
+        return "if it is an argument of the pipeline's call, write it into model.call"
+    if dot and section in SECTIONS:
+        return "look up what it does there"
+    known = {*DEFAULTS, *(row.theirs for row in (*ROWS, *MISSING)), *IDLE}
+    meant = [f"{one}.{key}" for one in SECTIONS if f"{one}.{key}" in known]
+    # Their program keeps such a key, and says that it may be a misspelling.
+    return f"it stands outside the sections of the file; {_moved(meant)}"
+
+
+def _moved(meant: list[str]) -> str:
+    if meant:
+        return f"if it means {' or '.join(meant)}, move it there, and convert the file again"
+    return f"the sections are {', '.join((*SECTIONS, *LISTS))}"
 
 
 def _model(conversion: Conversion) -> None:

@@ -92,6 +92,8 @@ def model_settings(conversion: Conversion) -> None:
     if values:
         conversion.carry("chat_template_kwargs", "model.chat_template_kwargs", values)
     conversion.used("chat_template_kwargs")
+    if (said := settings.text("system_prompt")) is not None:
+        conversion.carry("system_prompt", "model.system", said, "a key of open-r1")
     if not settings.flag("use_peft"):
         conversion.carry("use_peft", "model.train", "full")
         return
@@ -330,15 +332,25 @@ def hub_set(settings: ForeignSettings, split: str) -> str | None:
     return f"{HUB}{name}?split={split}" + (f"&config={config}" if config else "")
 
 
+def _by_column(settings: ForeignSettings, source: str | None) -> str | None:
+    """The source of prompts with the column that open-r1's `dataset_prompt_column` names."""
+    column = settings.text("dataset_prompt_column")
+    if source is None or column in (None, "prompt"):
+        return source
+    return f"{source}{'&' if '?' in source else '?'}column={column}"
+
+
 def _data(conversion: Conversion) -> None:
     """A file or a data set of the hub is carried over. A mixture of data sets has to be written into files first."""
     settings = conversion.settings
     name = settings.text("dataset_name")
     evaluates = settings.text("eval_strategy") not in (None, "no")
     train, test = (settings.text(f"dataset_{which}_split") or which for which in ("train", "test"))
-    known = name if name is not None and name.endswith(ENDINGS) else hub_set(settings, train)
+    known = _by_column(settings, name if name is not None and name.endswith(ENDINGS) else hub_set(settings, train))
     note = "" if known == name else "prompts are its column `prompt`; for another column add `&column=NAME`"
-    keys = [key for key in ("dataset_name", "datasets", "dataset_config") if settings.value(key)] or "dataset_name"
+    keys = [key for key in ("dataset_name", "datasets", "dataset_config") if settings.value(key)] or ["dataset_name"]
+    if settings.text("dataset_prompt_column") is not None:
+        keys, note = [*keys, "dataset_prompt_column"], "dataset_prompt_column is a key of open-r1"
     conversion.carry(keys if known else "dataset_name", "data.train", known or PROMPTS[0], note if known else "")
     if known is None:
         written = f"`datasets.load_dataset(…, split='train').to_json('{PROMPTS[0]}')`"
@@ -347,7 +359,7 @@ def _data(conversion: Conversion) -> None:
     conversion.used("dataset_name", "datasets", "dataset_config", "dataset_train_split", "dataset_test_split")
     conversion.used("test_split_size")
     if evaluates:
-        heldout = hub_set(settings, test)
+        heldout = _by_column(settings, hub_set(settings, test))
         conversion.carry("eval_strategy", "data.heldout", heldout or PROMPTS[1])
         if heldout is None:
             conversion.want(f"write held-out prompts into {PROMPTS[1]}, or give another file as data.heldout")

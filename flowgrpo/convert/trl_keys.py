@@ -81,6 +81,7 @@ MISSING = (
         "write run.trackers, such as [wandb]; it sends the metrics there",
     ),
     Missing("vllm_server_base_url", (), CLIENT),
+    Missing("chat_template", (), "save it with the model's tokenizer, whose template is taken (a key of open-r1)"),
 )
 LOGS = "a run writes metrics.jsonl and samples/ anyway"
 LAUNCH = "flowgrpo is started with `accelerate launch` or `torchrun`, see docs/scaling.md"
@@ -92,6 +93,11 @@ IDLE = {
     "run_name": "see the name of the recipe",
     "project": "see run.trackers",
     "trackio*": "see run.trackers",
+    "wandb_*": "see run.trackers",
+    "benchmarks": "`flowgrpo evaluate` scores a run",
+    "callbacks": NO_SETTING,
+    "overwrite_hub_revision": HUB,
+    "push_to_hub_revision": HUB,
     "logging_*": LOGS,
     "log_*": LOGS,
     "num_completions_to_print": LOGS,

@@ -113,12 +113,9 @@ def test_a_value_that_no_recipe_may_have_is_not_carried_over(folder: Path) -> No
 
 
 def test_settings_that_do_not_go_together_are_an_error_that_says_why(folder: Path) -> None:
-    text = FLOW_FACTORY.replace("trainer_type: grpo", "trainer_type: grpo-guard").replace("Flow-SDE", "CPS")
-    (folder / "factory.yaml").write_text(text, encoding="utf-8")
-    with pytest.raises(
-        ValueError, match=r"factory\.yaml: its settings do not go together here:\n.*guard with kernel cps"
-    ):
-        convert_file(str(folder / "factory.yaml"))
+    (folder / "trl.yaml").write_text(TRL.replace("num_generations: 8", "num_generations: 1"), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"trl\.yaml: its settings do not go together here:\n.*a group of one has no"):
+        convert_file(str(folder / "trl.yaml"), gpus=1)
 
 
 def test_an_existing_file_is_never_overwritten(folder: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -284,3 +284,28 @@ def test_no_evaluation_and_no_interval_of_checkpoints_are_said_once(tmp_path: Pa
         "  eval.eval_freq 0 → data.heldout: null (no evaluation)"
     ]
     assert any(line.startswith("  log.save_freq 0: a run always keeps checkpoints") for line in lines)
+
+
+def test_guard_with_the_steps_of_cps_is_refused_in_the_words_of_the_file(tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"grpo-guard with scheduler.dynamics_type CPS has no .* Flow-SDE or Dance-SDE"
+    ):
+        converted(tmp_path, train_trainer_type="grpo-guard", scheduler_dynamics_type="CPS")
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"learning_rate": 1e-4}, "learning_rate 0.0001: this key is not known here; it stands outside the sections of "
+         "the file; if it means train.learning_rate, move it there, and convert the file again"),
+        ({"seed": 3}, "if it means scheduler.seed or train.seed or eval.seed, move"),
+        ({"colour": 3}, "the sections are data, model, scheduler, train, eval, log, rewards, eval_rewards"),
+        ({"data_colour": 3}, "data.colour 3: this key is not known here; look up what it does there"),
+        ({"train_colour": 3}, "train.colour 3: this key is not known here; if it is an argument of the pipeline's"),
+    ],
+)  # fmt: skip
+def test_a_key_that_is_not_known_gets_the_advice_of_its_place(
+    changes: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    [line] = [line for line in converted(tmp_path, **changes)[1] if "this key is not known" in line]
+    assert says in line

@@ -119,6 +119,12 @@ def test_losses(
         ({"dataset_name": "mine.jsonl"}, "data.train", "mine.jsonl"),
         ({}, "data.train", "hub:somebody/sums?split=train"),
         ({"eval_strategy": "steps", "dataset_test_split": "dev"}, "data.heldout", "hub:somebody/sums?split=dev"),
+        # Keys of open-r1.
+        ({"system_prompt": "Think first."}, "model.system", "Think first."),
+        ({"dataset_prompt_column": "sum"}, "data.train", "hub:somebody/sums?split=train&column=sum"),
+        ({"dataset_prompt_column": "sum"}, "data.heldout", "hub:somebody/sums?split=test&column=sum"),
+        ({"dataset_prompt_column": "sum", "dataset_name": "m.csv"}, "data.train", "m.csv?column=sum"),
+        ({"dataset_prompt_column": "prompt"}, "data.train", "hub:somebody/sums?split=train"),
         ({"dataset_config": "main"}, "data.train", "hub:somebody/sums?split=train&config=main"),
         ({"save_steps": 80}, "run.checkpoint_every", 20),
         # A number below 1 is a share of the 400 steps.
