@@ -37,33 +37,37 @@ def output_file(path: Path | None, kind: str | None = None) -> None:
             user's.
 
     Raises:
-        ValueError: the path is a folder, lies below a file, or is an existing file of another kind.
+        ValueError: the path is a folder, lies below a file or in a folder that cannot be written, or is an existing
+            file of another kind.
     """
     if path is not None:
         if path.is_dir():
             raise ValueError(f"{path} is a folder; name a file")
         if kind is not None and path.exists() and path.suffix != kind:
             raise ValueError(f"{path} exists and is no {kind} file; name a file that ends in {kind}")
-        _refuse_below_a_file(path)
+        _refuse_place(path)
 
 
 def output_folder(path: Path | None) -> None:
     """Refuse a folder that could not be made, before any work is done for it.
 
     Raises:
-        ValueError: the path is a file, or lies below a file.
+        ValueError: the path is a file, or lies below a file or in a folder that cannot be written.
     """
     if path is not None:
         if path.exists() and not path.is_dir():
             raise ValueError(f"{path} is a file; name a folder")
-        _refuse_below_a_file(path)
+        _refuse_place(path)
 
 
-def _refuse_below_a_file(path: Path) -> None:
+def _refuse_place(path: Path) -> None:
+    """Refuse a path below a file, or in a folder that this user may not write in."""
     for parent in path.parents:
         if parent.exists():
             if not parent.is_dir():
                 raise ValueError(f"{path} lies below {parent}, which is a file; name another place")
+            if not path.exists() and not os.access(parent, os.W_OK):
+                raise ValueError(f"{path} cannot be made, because {parent} may not be written in; name another place")
             return
 
 

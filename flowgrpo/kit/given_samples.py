@@ -115,6 +115,10 @@ def given_samples(source: Path, metadata: Path | None = None) -> list[GivenSampl
     Raises:
         ValueError: there is nothing to score, or a list names no sample in one of its rows.
     """
+    if not source.exists():
+        raise ValueError(
+            f"there is no {source}; give a run folder, a folder of pictures, or a list of samples such as answers.jsonl"
+        )
     if (source / "samples" / "index.jsonl").is_file():
         source = source / "samples"
     if source.is_file() and source.suffix.lower() in VIDEOS:

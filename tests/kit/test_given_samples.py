@@ -256,6 +256,11 @@ def test_options_of_the_command_reach_the_reward(tmp_path: Path, command: Any) -
         assert (status, output.splitlines()[-1]) == (0, "own: 7.0000 ± – (1 completion)")
 
 
+def test_samples_that_are_not_there_are_said_with_what_they_may_be(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"there is no .*answer\.jsonl; give a run folder, .* or a list of samples"):
+        given_samples(tmp_path / "answer.jsonl")
+
+
 def test_a_reward_that_applies_to_nothing_says_so(tmp_path: Path, command: Any) -> None:
     listed(tmp_path / "answers.jsonl", {"prompt": "p", "completion": "x"})
     (tmp_path / "never.py").write_text("def never(completions, prompts):\n    return [None] * len(completions)\n")

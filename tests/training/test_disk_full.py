@@ -74,6 +74,13 @@ def test_a_checkpoint_without_room_names_its_file_and_need_and_leaves_the_last_o
     verify_checkpoint(run.checkpoint(1))
 
 
+def test_an_error_names_the_file_that_was_asked_for(tmp_path: Path) -> None:
+    """Not its temporary sibling, which nobody knows."""
+    with pytest.raises(FileNotFoundError) as failed:
+        write_text(tmp_path / "gone" / "x.yaml", "x")
+    assert explained(failed.value) == f"{tmp_path / 'gone' / 'x.yaml'}: No such file or directory"
+
+
 @pytest.mark.usefixtures("limited")
 def test_texts_lines_and_pictures_without_room_leave_no_temporary(run: RunFolder, tmp_path: Path) -> None:
     for work in (

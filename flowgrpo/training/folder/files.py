@@ -81,7 +81,8 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     """Call `write` with a temporary sibling, flush it to disk and rename it to `path`.
 
     Raises:
-        OSError: the file could not be written; the temporary sibling is removed, and `path` is unchanged.
+        OSError: the file could not be written; it is named as `path`, the temporary sibling is removed, and `path` is
+            unchanged.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -89,9 +90,12 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
             write(temporary)
             sync(temporary)
             os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+        # Nobody has asked for the temporary file.
+        if isinstance(error, OSError) and error.filename == str(temporary):
+            error.filename = str(path)
         raise
     sync_folder(path.parent)
 
