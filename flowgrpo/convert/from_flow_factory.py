@@ -35,6 +35,9 @@ def from_flow_factory(path: Path, given: Mapping[str, Any], gpus: int | None) ->
     for section, value in given.items():
         if isinstance(value, dict) and section not in LISTS:
             flat |= {f"{section}.{key}": inner for key, inner in value.items()}
+        elif (section in SECTIONS and value is not None) or (section in LISTS and isinstance(value, int | float | str)):
+            what = "a list of rewards" if section in LISTS else "a mapping of its keys"
+            raise ForeignSettings(given, {}, str(path)).wrong(section, what)
         else:
             flat[section] = value
     if isinstance(flat.get("train.trainer_type"), str):

@@ -309,3 +309,18 @@ def test_a_key_that_is_not_known_gets_the_advice_of_its_place(
 ) -> None:
     [line] = [line for line in converted(tmp_path, **changes)[1] if "this key is not known" in line]
     assert says in line
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"train": 7}, r"train is 7; write a mapping of its keys, or take the key out"),
+        ({"log": ["x"]}, r"log is \['x'\]; write a mapping of its keys"),
+        ({"rewards": 3}, r"rewards is 3; write a list of rewards"),
+        ({"eval_rewards": "PickScore"}, r"eval_rewards is 'PickScore'; write a list of rewards"),
+    ],
+)
+def test_a_section_of_another_kind_is_named(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
+    (tmp_path / "theirs.yaml").write_text(yaml.safe_dump(yaml.safe_load(FLOW_FACTORY) | changes), encoding="utf-8")
+    with pytest.raises(ValueError, match=says):
+        convert_file(str(tmp_path / "theirs.yaml"), "flow-factory")
