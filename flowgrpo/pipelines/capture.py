@@ -26,6 +26,8 @@ from .recorder import LoopStopped, Recorder
 
 _TEXT = re.compile(r"(negative_)?prompt(_\d+)?")
 _CONDITIONING_SEED = 0
+GUIDERS = "guider", "ocr_guider"
+"""Components of pipelines that hold their guidance."""
 
 
 @contextmanager
@@ -267,6 +269,10 @@ class PipelineCall:
         attributes: dict[str, Any] = {"scheduler": recorder, "_progress_bar_config": {"disable": True}}
         if hasattr(self.pipe, "encode_prompt"):
             attributes["encode_prompt"] = self._encodings.encode_prompt(self.pipe.encode_prompt)
+        for guider in filter(None, (getattr(self.pipe, name, None) for name in GUIDERS)):
+            # A guider remembers the step at which the last call ended. A pipeline asks it before the first step
+            # whether a negative prompt is needed, and in an unguided step the answer would be no.
+            guider.set_state(step=None, num_inference_steps=None, timestep=None)
         with replaced(self.pipe, **attributes), self._encodings.active(), self._placement.remembered():
             try:
                 return self._function(self.pipe, prompt=texts, **kwargs)[0]
