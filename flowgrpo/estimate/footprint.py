@@ -30,6 +30,7 @@ class Footprint:
         backward: FLOPs of the gradient with respect to the trained weights.
         recompute: FLOPs of the blocks that gradient checkpointing evaluates a second time.
         working: largest number of bytes alive at once in a prediction without gradient, without the weights.
+        mask: bytes in `working` of the largest mask that attention adds to its scores. They are kept for the gradient.
         saved: bytes kept for the gradient.
         kept: bytes kept for the gradient with gradient checkpointing: the inputs of the blocks, and everything outside
             the blocks.
@@ -40,6 +41,7 @@ class Footprint:
     backward: float
     recompute: float
     working: int
+    mask: int
     saved: int
     kept: int
     block: int
@@ -102,13 +104,19 @@ class Attention(torch.autograd.Function):
     """Attention that saves what a fused kernel saves: inputs, output, and one number for each query and head."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, tally: FlopTally) -> Tensor:
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, tally: FlopTally, mask: Tensor | None = None
+    ) -> Tensor:
         # The output has the layout of the query, as in fused kernels: the layout decides whether joining the heads
         # needs a copy.
         same = query.shape[-1] == value.shape[-1]
         out = torch.empty_like(query) if same else query.new_empty((*query.shape[:-1], value.shape[-1]))
         sums = query.new_empty(query.shape[:-1], dtype=torch.float32)
-        ctx.save_for_backward(query, key, value, out, sums)
+        if mask is not None and mask.dtype == torch.bool:
+            # The kernels of torch take a mask as numbers that are added to the scores.
+            mask = query.new_empty(mask.shape)
+            tally.mask = max(tally.mask, mask.untyped_storage().nbytes())
+        ctx.save_for_backward(query, key, value, out, sums, mask)
         ctx.tally = tally
         ctx.products = 2.0 * query.shape[:-1].numel() * key.shape[-2] * (query.shape[-1] + value.shape[-1])
         tally.attention += ctx.products
@@ -118,7 +126,7 @@ class Attention(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         # The backward pass has five products and the forward pass two, because the scores are computed again.
         ctx.tally.attention += 2.5 * ctx.products
-        return (*(tensor.new_empty(tensor.shape) for tensor in ctx.saved_tensors[:3]), None)
+        return (*(tensor.new_empty(tensor.shape) for tensor in ctx.saved_tensors[:3]), None, None)
 
 
 class GroupedProduct(torch.autograd.Function):
@@ -146,11 +154,14 @@ def _product_flops(added: torch.Size, a: torch.Size, b: torch.Size, **_: Any) ->
 
 
 class FlopTally(TorchFunctionMode):
-    """Replaces attention, because its plain form on `meta` would save a matrix with tokens × tokens entries."""
+    """Replaces attention, because its plain form on `meta` would save a matrix with tokens × tokens entries.
+
+    Tensors on `meta` have no numbers. So a condition on them holds, a mask keeps everything, and its inverse nothing.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.attention = 0.0
+        self.attention, self.mask = 0.0, 0
         self.flops = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm_: _product_flops})
 
     @property
@@ -160,8 +171,26 @@ class FlopTally(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.nn.functional.scaled_dot_product_attention:
             named = dict(zip(("query", "key", "value"), args)) | (kwargs or {})
-            return Attention.apply(named["query"], named["key"], named["value"], self)
+            return Attention.apply(named["query"], named["key"], named["value"], self, named.get("attn_mask"))
+        if func is Tensor.__bool__ and args[0].is_meta:
+            return True
+        if func is Tensor.__invert__ and args[0].is_meta and args[0].dtype == torch.bool:
+            inverse = func(*args)
+            inverse.keeps_nothing = True
+            return inverse
+        if func is Tensor.__getitem__ and _is_mask(args[1]):
+            return _masked(*args)
         return func(*args, **(kwargs or {}))
+
+
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, Tensor) and index.is_meta and index.dtype == torch.bool
+
+
+def _masked(values: Tensor, mask: Tensor) -> Tensor:
+    """A copy of the rows that a mask on `meta` keeps: all of them, or none if the mask is the inverse of another."""
+    rows = values.flatten(0, mask.dim() - 1)
+    return rows[: 0 if hasattr(mask, "keeps_nothing") else len(rows)].clone()
 
 
 @dataclass(frozen=True)
@@ -219,6 +248,7 @@ def footprint(module: nn.Module, inputs: Mapping[str, Any], rows: int = 1, *, al
         backward=(tally.total - forward + sum(n * block.backward for n, block in more)) / rows,
         recompute=sum((n + 1) * block.forward for n, block in more) / rows,
         working=live.most // rows,
+        mask=tally.mask // rows,
         saved=(kept + sum(n * block.saved for n, block in more)) // rows,
         kept=(kept + outside + entered + sum(n * block.streams for n, block in more)) // rows,
         block=max((block.saved for block in blocks), default=0) // rows,

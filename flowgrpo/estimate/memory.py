@@ -141,10 +141,12 @@ def waiting(recipe: Recipe) -> list[str]:
 def passing(recipe: Recipe, model: Model, shares: Shares) -> dict[str, int]:
     """Bytes that sampling, decoding and training need in addition to `resting`, by name."""
     rollout, cost = recipe.rollout, model.evaluation
+    # A mask is among what is kept for the gradient, and counts once.
+    working = cost.working - cost.mask
     if recipe.model.gradient_checkpointing:
-        gradient, held = model.branches * cost.kept + model.rows * (cost.block + cost.working), cost.kept + cost.block
+        gradient, held = model.branches * cost.kept + model.rows * (cost.block + working), cost.kept + cost.block
     else:
-        gradient, held = model.branches * cost.saved + model.rows * cost.working, cost.saved
+        gradient, held = model.branches * cost.saved + model.rows * working, cost.saved
     # A compiled denoiser also samples with its graph for training, and frees the graph's memory after each call.
     graph = held if recipe.model.compile else 0
     away = waiting(recipe)
@@ -152,7 +154,8 @@ def passing(recipe: Recipe, model: Model, shares: Shares) -> dict[str, int]:
     gathered, whole = _gathered(model, shares)
     return {
         "sampling": rollout.batch * model.rows * (cost.working + graph) + gathered,
-        "decoding": rollout.decode_batch * model.decode_bytes + (model.vae if "VAE" in away else 0),
+        "decoding": (1 if model.decoded_alone else rollout.decode_batch) * model.decode_bytes
+        + (model.vae if "VAE" in away else 0),
         "training": rollout.batch * gradient + gathered + whole,
         **encoding,
     }

@@ -47,6 +47,7 @@ class Model:
         decode_flops, decode_bytes: cost of decoding one latent.
         image_encoders: bytes of the weights of image encoders.
         others: bytes of the weights of further networks.
+        decoded_alone: whether latents are decoded one by one, whatever the batch.
     """
 
     denoiser: int
@@ -68,6 +69,7 @@ class Model:
     decode_bytes: int
     image_encoders: int = 0
     others: int = 0
+    decoded_alone: bool = False
 
 
 def model_of(config: ModelConfig) -> Model:
@@ -81,8 +83,9 @@ def model_of(config: ModelConfig) -> Model:
     family = FAMILIES[architecture.denoiser[0]]
     dtype = DTYPES[config.dtype]
     latent = latent_shape(architecture, call)
-    evaluations = family.evaluations(call, architecture.one_evaluation)
-    reference = family.evaluations({**call, **config.reference_call}, architecture.one_evaluation)
+    modes = architecture.one_evaluation, architecture.guider
+    evaluations = family.evaluations(call, *modes)
+    reference = family.evaluations({**call, **config.reference_call}, *modes)
     # The embeddings of a call with other arguments are kept beside the others.
     texts = evaluations.texts + (reference.texts if config.reference_call else 0)
     beside = tuple(family.beside(call, architecture.inputs).items())
@@ -111,10 +114,11 @@ def model_of(config: ModelConfig) -> Model:
         evaluation=denoiser.evaluation,
         decode_flops=decode_flops,
         decode_bytes=decode_bytes,
+        decoded_alone=family.decoded_alone,
     )
 
 
-_TEXTS = "encoder_hidden_states", "pooled_projections", "text_embeds", "cap_feats"
+_TEXTS = "encoder_hidden_states", "encoder_hidden_states_2", "pooled_projections", "text_embeds", "cap_feats"
 """Inputs of denoisers that are embeddings of a prompt."""
 
 

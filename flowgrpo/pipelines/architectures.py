@@ -60,6 +60,7 @@ def architecture_of(path: str, pipeline: str | None = None) -> Architecture:
         {name: _stored_numbers(folder / name) for name in encoders},
         experts=2 if "transformer_2" in part else 1,
         others={name: _stored_numbers(folder / name) for name in OTHERS if name in part},
+        guider=_conditions(folder / "guider", part["guider"]) if "guider" in part else None,
         one_evaluation=kind in ONE_EVALUATION or bool(index.get("is_distilled")),
         image_encoders={name: _stored_numbers(folder / name) for name in vision},
         inputs={
@@ -75,6 +76,27 @@ OTHERS = "connectors", "audio_vae", "vocoder"
 """Folders of further networks of a pipeline, which stay on the card."""
 
 
+def _conditions(folder: Path, name: str) -> int:
+    """Evaluations of a state that a guider of this class asks for, in the steps in which it guides.
+
+    Raises:
+        ValueError: diffusers has no such guider, or the guider does not take its configuration.
+    """
+    import diffusers
+
+    path = folder / "guider_config.json"
+    kind: Any = getattr(diffusers, name, None)
+    if not hasattr(kind, "num_conditions"):
+        raise ValueError(
+            f"{folder}: there is no estimate for a pipeline with the guider {name}, because diffusers has no guider of "
+            "this name; name another guider in model_index.json, such as ClassifierFreeGuidance"
+        )
+    try:
+        return int(kind.from_config(_read(path)).num_conditions)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {name} does not take this configuration: {error}") from None
+
+
 def _sound(folder: Path) -> dict[str, Any]:
     """`sound_rate` and `kept_width` of a pipeline that makes a sound, see `Architecture.inputs`."""
     sound, texts = _read(folder / "audio_vae" / "config.json"), _read(folder / "connectors" / "config.json")
@@ -84,10 +106,11 @@ def _sound(folder: Path) -> dict[str, Any]:
 
 
 def _image_tokens(path: Path) -> int:
-    """Tokens of a picture from the configuration of a vision transformer: its patches, and one for the whole."""
+    """Tokens of a picture from a vision transformer's configuration: its patches, and in CLIP one for the whole."""
     config = _read(path)
     try:
-        return (int(config["image_size"]) // int(config["patch_size"])) ** 2 + 1
+        patches = (int(config["image_size"]) // int(config["patch_size"])) ** 2
+        return patches + (0 if str(config.get("model_type", "")).startswith("siglip") else 1)
     except (KeyError, TypeError, ValueError):
         raise ValueError(
             f"{path}: there is no estimate, because it has no whole numbers image_size and patch_size; write the "
@@ -115,8 +138,7 @@ def latent_shape(architecture: Architecture, call: Mapping[str, Any]) -> tuple[i
     (name, config), (_, settings) = architecture.denoiser, architecture.vae
     family = FAMILIES[name]
     scale, each = _compression(settings)
-    square = int(config.get("sample_size", 1024 // scale)) * scale
-    tall, wide = family.size or (square, square)
+    tall, wide = family.default_size(config, scale)
     height, width = int(call.get("height", tall)) // scale, int(call.get("width", wide)) // scale
     channels = int(settings.get("latent_channels") or settings.get("z_dim") or CAUSAL_VAE["z_dim"])
     if family.frames is None:

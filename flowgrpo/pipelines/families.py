@@ -65,9 +65,11 @@ class Family:
             predictions of guidance in float32, or computes its velocity from predicted noise.
         further: each group takes one more evaluation, in a call of its own, if one of its scales is in force.
         sound: whether the state has a sound beside the video.
+        decoded_alone: whether videos are decoded one by one, see `weights/pipeline_classes.py`.
         frames: frames of the pipeline's default call. It is 1 for images whose latents have an axis of frames, and None
             for latents without this axis.
-        size: height and width of the pipeline's default call; None for a square of the denoiser's `sample_size`.
+        size: height and width of the pipeline's default call, or a function of the denoiser's configuration and of the
+            autoencoder's compression in space; None for a square of the denoiser's `sample_size`.
     """
 
     inputs: Callable[[Mapping[str, Any], tuple[int, ...], int, int], dict[str, Any]]
@@ -82,16 +84,20 @@ class Family:
     wide: Literal["never", "guided", "always"] = "never"
     further: tuple[tuple[Scale, ...], ...] = ()
     sound: bool = False
+    decoded_alone: bool = False
     frames: int | None = None
-    size: tuple[int, int] | None = None
+    size: tuple[int, int] | Callable[[Mapping[str, Any], int], tuple[int, int]] | None = None
 
-    def evaluations(self, call: Mapping[str, Any], one: bool = False) -> GuidedCalls:
+    def evaluations(self, call: Mapping[str, Any], one: bool = False, guider: int | None = None) -> GuidedCalls:
         """How the pipeline evaluates a state.
 
         Args:
             call: arguments of the pipeline's call.
             one: whether the pipeline never makes a second evaluation, because its model was distilled.
+            guider: evaluations that the pipeline's guider asks for, each in a call of its own; None without a guider.
         """
+        if guider is not None:
+            return GuidedCalls(guider, 1, 1 if self.apart else guider, self.wide == "always")
         possible = not one and not (self.negative and call.get("negative_prompt") is None)
         guided = possible and any(scale.in_force(call) for scale in self.guidance)
         more = sum(any(scale.in_force(call) for scale in group) for group in self.further)
@@ -113,6 +119,18 @@ class Family:
             return {}
         seconds = int(call.get("num_frames", self.frames)) / float(call.get("frame_rate", FRAME_RATE))
         return {"sound_tokens": round(seconds * float(inputs["sound_rate"]))}
+
+    def default_size(self, config: Mapping[str, Any], scale: int) -> tuple[int, int]:
+        """Height and width of the pipeline's default call.
+
+        Args:
+            config: of the denoiser.
+            scale: how many times smaller a latent is than its picture, on a side.
+        """
+        if self.size is None:
+            square = int(config.get("sample_size", 1024 // scale)) * scale
+            return square, square
+        return self.size(config, scale) if callable(self.size) else self.size
 
     def tokens(self, call: Mapping[str, Any]) -> int:
         """Text tokens of a prompt."""
@@ -221,6 +239,28 @@ def _hunyuan_video(config: Mapping[str, Any], latent: tuple[int, ...], tokens: i
     }
 
 
+def _hunyuan_video15(config: Mapping[str, Any], latent: tuple[int, ...], tokens: int, rows: int) -> dict[str, Any]:
+    return {
+        # The latents of a picture and a mask are appended to the state, as zeros if there is no picture.
+        "hidden_states": torch.empty(rows, config["in_channels"], *latent[1:]),
+        "image_embeds": torch.empty(rows, config.get("image_tokens", HUNYUAN15_PICTURE), config["image_embed_dim"]),
+        "timestep": torch.empty(rows),
+        "encoder_hidden_states": torch.empty(rows, tokens, config["text_embed_dim"]),
+        "encoder_attention_mask": torch.empty(rows, tokens),
+        "encoder_hidden_states_2": torch.empty(rows, HUNYUAN15_GLYPHS, config["text_embed_2_dim"]),
+        "encoder_attention_mask_2": torch.empty(rows, HUNYUAN15_GLYPHS),
+    }
+
+
+def _hunyuan_video15_size(config: Mapping[str, Any], scale: int) -> tuple[int, int]:
+    """The class's own choice for a video of 16:9. The classes of image-to-video take the proportions of the picture."""
+    from diffusers.pipelines.hunyuan_video1_5.image_processor import HunyuanVideo15ImageProcessor
+
+    processor = HunyuanVideo15ImageProcessor(vae_scale_factor=scale)
+    height, width = processor.calculate_default_height_width(9, 16, int(config.get("target_size", 640)))
+    return height, width
+
+
 def _ltx2(config: Mapping[str, Any], latent: tuple[int, ...], tokens: int, rows: int) -> dict[str, Any]:
     video, sound = math.prod(latent[1:]), config["sound_tokens"]
     widths = [config["caption_channels"]] * 2
@@ -268,6 +308,8 @@ def _unet(config: Mapping[str, Any], latent: tuple[int, ...], tokens: int, rows:
     return inputs
 
 
+HUNYUAN15_TEXT, HUNYUAN15_GLYPHS, HUNYUAN15_PICTURE = 1000, 256, 729
+"""Tokens of a prompt, of the text to be written in the video, and of a picture in HunyuanVideo 1.5, always padded."""
 SDXL_TIMES = 6
 """How many numbers SDXL gets about the sizes and corners of the picture."""
 
@@ -285,6 +327,20 @@ FAMILIES = {
     "WanTransformer3DModel": Family(_wan, 512, 0, _GUIDANCE, False, False, True, frames=81, size=(480, 832)),
     "HunyuanVideoTransformer3DModel": Family(
         _hunyuan_video, 256, 0, _TRUE_GUIDANCE, True, False, True, apart=True, frames=129, size=(720, 1280)
+    ),
+    # Its guidance is in the guider.
+    "HunyuanVideo15Transformer3DModel": Family(
+        _hunyuan_video15,
+        HUNYUAN15_TEXT,
+        HUNYUAN15_TEXT,
+        (),
+        False,
+        False,
+        False,
+        apart=True,
+        decoded_alone=True,
+        frames=121,
+        size=_hunyuan_video15_size,
     ),
     # Video and sound have scales of their own. Either of two scales brings its evaluation for both.
     "LTX2VideoTransformer3DModel": Family(

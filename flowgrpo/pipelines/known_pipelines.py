@@ -9,7 +9,7 @@ from typing import Any
 T5_XXL, UMT5_XXL, QWEN_VL = 4_762_310_656, 5_680_910_336, 8_292_166_656
 CLIP_L, CLIP_L_PROJECTED, CLIP_G = 123_060_480, 123_650_304, 694_659_840
 MISTRAL_SMALL, QWEN3_4B, QWEN3_8B, LLAMA3_8B = 23_340_272_640, 4_022_468_096, 8_190_735_360, 7_504_924_672
-GEMMA3_12B = 12_187_325_040
+GEMMA3_12B, QWEN_VL_TEXT, BYT5_SMALL, SIGLIP = 12_187_325_040, 7_070_619_136, 217_657_472, 428_225_600
 LTX2_CONNECTORS, LTX2_SOUND, LTX2_VOCODER = 1_431_475_200, 53_248_146, 55_592_802
 CLIP_H_VISION, CLIP_H_TOKENS = 630_766_080, 257
 _VAE = {
@@ -44,6 +44,7 @@ class Architecture:
             `sound_rate`, the tokens of a second; and `kept_width`, how many numbers of a token of a prompt are kept, if
             the pipeline makes the denoiser's input of them in each call.
         others: networks that stay on the card, beside denoiser, autoencoder and encoders -> number of their parameters.
+        guider: evaluations of a state that the pipeline's guider asks for; None without a guider.
         one_evaluation: whether guidance never takes a second evaluation, because the model was distilled.
     """
 
@@ -53,6 +54,7 @@ class Architecture:
     experts: int = 1
     image_encoders: Mapping[str, int] = field(default_factory=dict)
     inputs: Mapping[str, Any] = field(default_factory=dict)
+    guider: int | None = None
     one_evaluation: bool = False
     others: Mapping[str, int] = field(default_factory=dict)
 
@@ -107,6 +109,20 @@ _KLEIN_9B = _klein(
     "Qwen3-8B", QWEN3_8B,
     num_layers=8, num_single_layers=24, num_attention_heads=32, joint_attention_dim=12288,
 )  # fmt: skip
+
+
+def _hunyuan_video15(target: int, guided: bool, picture: bool, **settings: Any) -> Architecture:
+    """HunyuanVideo 1.5: `target` is the side of a square as large as its video. A distilled model is not guided."""
+    return Architecture(
+        ("HunyuanVideo15Transformer3DModel", {"target_size": target, **settings}),
+        ("AutoencoderKLHunyuanVideo15", {"latent_channels": 32, "spatial_compression_ratio": 16}),
+        {"Qwen2.5-VL-7B": QWEN_VL_TEXT, "ByT5-small": BYT5_SMALL},
+        image_encoders={"SigLIP": SIGLIP} if picture else {},
+        guider=2 if guided else 1,
+    )
+
+
+_HUNYUAN15 = "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-"
 _Z_IMAGE = Architecture(("ZImageTransformer2DModel", {}), ("AutoencoderKL", _VAE), {"Qwen3-4B": QWEN3_4B})
 KNOWN = {
     "stabilityai/stable-diffusion-3.5-medium": Architecture(
@@ -161,6 +177,14 @@ KNOWN = {
         ("AutoencoderKLHunyuanVideo", {"latent_channels": 16, "spatial_compression_ratio": 8}),
         {"LLaVA-Llama-3-8B": LLAMA3_8B, "CLIP-L": CLIP_L},
     ),
+    f"{_HUNYUAN15}480p_t2v": _hunyuan_video15(640, True, False),
+    f"{_HUNYUAN15}720p_t2v": _hunyuan_video15(960, True, False),
+    f"{_HUNYUAN15}480p_t2v_distilled": _hunyuan_video15(640, False, False),
+    f"{_HUNYUAN15}480p_i2v": _hunyuan_video15(640, True, True),
+    f"{_HUNYUAN15}720p_i2v": _hunyuan_video15(960, True, True),
+    f"{_HUNYUAN15}480p_i2v_distilled": _hunyuan_video15(640, False, True),
+    f"{_HUNYUAN15}720p_i2v_distilled": _hunyuan_video15(960, False, True),
+    f"{_HUNYUAN15}480p_i2v_step_distilled": _hunyuan_video15(640, False, True, use_meanflow=True),
     "Lightricks/LTX-2": Architecture(
         ("LTX2VideoTransformer3DModel", {"rope_type": "split"}),
         (

@@ -1,6 +1,7 @@
 """What an estimate takes for the inputs of a denoiser, against the calls that tiny pipelines of each class make."""
 
 import inspect
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from PIL import Image
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from flowgrpo.configs.image_recipe import ModelConfig
@@ -27,12 +29,16 @@ BESIDE = {"encoder_hidden_states_mask"}
 
 
 class Case(NamedTuple):
-    """A tiny pipeline, arguments in place of its own (None: the class's default), and the evaluations of a state."""
+    """A tiny pipeline, arguments in place of its own (None: the class's default), and the evaluations of a state.
+
+    Without `adjusted` the pipeline has the token lengths that are fixed in its class.
+    """
 
     name: str
     call: dict[str, Any]
     evaluations: int
     rows: int = 1
+    adjusted: bool = True
 
 
 ONLY_TEXT = {"stg_scale": 0.0, "audio_stg_scale": 0.0, "modality_scale": 1.0, "audio_modality_scale": 1.0}
@@ -53,6 +59,9 @@ CASES = [
     Case("WanPipeline", {"height": 32, "width": 48, "num_frames": 9}, 2),
     Case("HunyuanVideoPipeline", {"height": 32, "width": 48, "num_frames": 9}, 1),
     Case("HunyuanVideoPipeline, true guidance", {}, 2),
+    Case("HunyuanVideo15Pipeline", {"height": 16, "width": 24, "num_frames": 9}, 2, adjusted=False),
+    Case("HunyuanVideo15Pipeline", {"height": None, "width": None}, 2, adjusted=False),
+    Case("HunyuanVideo15ImageToVideoPipeline", {"image": Image.new("RGB", (64, 36))}, 2, adjusted=False),
     Case("LTX2Pipeline", {"height": 32, "width": 64, "num_frames": 9}, 4, 2),
     Case("LTX2Pipeline", {"num_frames": 25, "frame_rate": None, "stg_scale": 0.0, "audio_stg_scale": 0.0}, 3, 2),
     Case("LTX2Pipeline", {"modality_scale": 1.0, "guidance_scale": 1.0, "audio_guidance_scale": 1.0}, 3),
@@ -110,14 +119,14 @@ def shapes(given: dict[str, Any]) -> dict[str, Any]:
 def arranged(case: Case, tmp_path: Path) -> tuple[Any, dict[str, Any], Path]:
     pipe = TINY[case.name].fresh()
     pipe.save_pretrained(tmp_path / "pipeline")
-    if (adjust := TINY[case.name].adjust) is not None:
+    if case.adjusted and (adjust := TINY[case.name].adjust) is not None:
         adjust(pipe)
     call = {key: value for key, value in {**TINY[case.name].call, **case.call}.items() if value is not None}
     return pipe, call, tmp_path / "pipeline"
 
 
 def estimated(path: Path, call: dict[str, Any], dtype: str = "float32") -> Model:
-    plain = {key: value for key, value in call.items() if not isinstance(value, tuple)}
+    plain = {key: value for key, value in call.items() if isinstance(value, (str, int, float))}
     return model_of(ModelConfig(path=str(path), call=plain, lora={"rank": 4, "alpha": 8.0}, dtype=dtype))
 
 
@@ -167,6 +176,58 @@ def test_a_distilled_klein_is_evaluated_once(tmp_path: Path) -> None:
     pipe.save_pretrained(tmp_path / "pipeline")
     call = dict(TINY["Flux2KleinPipeline"].call)
     assert len(called(pipe, call).calls) == estimated(tmp_path / "pipeline", call).branches == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "evaluations"),
+    [
+        ("ClassifierFreeGuidance", {"guidance_scale": 1.0}, 1),
+        ("ClassifierFreeGuidance", {"guidance_scale": 6.0, "enabled": False}, 1),
+        ("ClassifierFreeGuidance", {"guidance_scale": 6.0, "stop": 0.5}, 2),
+        ("AdaptiveProjectedGuidance", {"guidance_scale": 6.0}, 2),
+        ("SkipLayerGuidance", {"guidance_scale": 6.0, "skip_layer_guidance_layers": [0]}, 3),
+    ],
+)
+def test_a_guider_says_how_often_a_state_is_evaluated(
+    kind: str, settings: dict[str, Any], evaluations: int, tmp_path: Path
+) -> None:
+    import diffusers
+
+    pipe = TINY["HunyuanVideo15Pipeline"].fresh()
+    pipe.register_modules(guider=getattr(diffusers, kind)(**settings))
+    pipe.save_pretrained(tmp_path / "pipeline")
+    model = estimated(tmp_path / "pipeline", {"height": 16, "width": 16, "num_frames": 5})
+    assert (model.branches, model.rows) == (evaluations, 1)
+    # The negative prompt is encoded in a call of its own, and kept once for the run.
+    assert model.prompt_bytes == 4 * (1000 * 16 + 256 * 16)
+
+
+@pytest.mark.parametrize(
+    ("entry", "config", "said"),
+    [
+        (["diffusers", "NoGuidance"], {}, "no estimate for a pipeline with the guider NoGuidance, because diffusers"),
+        (["diffusers", "ClassifierFreeGuidance"], {"start": 2.0}, "does not take this configuration: Expected `start`"),
+    ],
+)
+def test_a_guider_that_cannot_be_built_is_named(
+    entry: list[str], config: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    TINY["HunyuanVideo15Pipeline"].fresh().save_pretrained(tmp_path)
+    index = json.loads((tmp_path / "model_index.json").read_text())
+    (tmp_path / "model_index.json").write_text(json.dumps(index | {"guider": entry}))
+    (tmp_path / "guider" / "guider_config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=said):
+        architecture_of(str(tmp_path))
+
+
+def test_videos_of_hunyuan_video15_are_decoded_one_by_one(tmp_path: Path) -> None:
+    TINY["HunyuanVideo15Pipeline"].fresh().save_pretrained(tmp_path)
+    call = {"height": 16, "width": 16, "num_frames": 5}
+    one, four = (
+        estimate(recipe(model={"path": str(tmp_path), "call": call}, rollout={"decode_batch": size})).passing
+        for size in (1, 4)
+    )
+    assert one["decoding"] == four["decoding"] > 0
 
 
 @pytest.mark.parametrize("scale", [3.0, 1.0])

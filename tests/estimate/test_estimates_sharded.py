@@ -25,7 +25,7 @@ from tests.estimate.test_estimates import recipe
 
 FULL = {"train": "full"}
 ROLLOUT = {"batch": 2, "decode_batch": 1}
-COST = Footprint(forward=1.0, backward=2.0, recompute=1.0, working=10, saved=70, kept=30, block=20)
+COST = Footprint(forward=1.0, backward=2.0, recompute=1.0, working=10, mask=0, saved=70, kept=30, block=20)
 # 1000 trained numbers, of them 300 in the largest block and 100 in none, and 100 bytes of buffers.
 MODEL = Model(
     denoiser=4100, vae=50, encoders=60, trained=1000, rounded=0, block=300, outside=100, elements=1, state_bytes=4,

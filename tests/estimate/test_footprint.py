@@ -20,6 +20,7 @@ from flowgrpo.estimate.known_models import known_config
 from flowgrpo.pipelines.architectures import architecture_of, built, latent_shape
 from flowgrpo.pipelines.families import FAMILIES
 from flowgrpo.pipelines.known_pipelines import (
+    BYT5_SMALL,
     CLIP_G,
     CLIP_L,
     CLIP_L_PROJECTED,
@@ -33,6 +34,8 @@ from flowgrpo.pipelines.known_pipelines import (
     QWEN3_4B,
     QWEN3_8B,
     QWEN_VL,
+    QWEN_VL_TEXT,
+    SIGLIP,
     T5_XXL,
     UMT5_XXL,
 )
@@ -67,6 +70,10 @@ TINY: dict[str, dict[str, Any]] = {
         **HEADS, "in_channels": 4, "out_channels": 4, "num_layers": 2, "num_single_layers": 3, "num_refiner_layers": 1,
         "text_embed_dim": 32, "pooled_projection_dim": 48, "rope_axes_dim": [4, 6, 6],
     },
+    "HunyuanVideo15Transformer3DModel": {
+        **HEADS, "in_channels": 9, "out_channels": 4, "num_layers": 3, "num_refiner_layers": 1, "text_embed_dim": 32,
+        "text_embed_2_dim": 24, "image_embed_dim": 40, "rope_axes_dim": [4, 6, 6],
+    },
     "LTX2VideoTransformer3DModel": {
         **HEADS, "num_layers": 3, "in_channels": 4, "out_channels": 4, "cross_attention_dim": 64,
         "caption_channels": 32,
@@ -84,6 +91,11 @@ TINY: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+# At its peak, this class computes attention of many tokens. Then the kernel of the CPU has buffers of its own, for 256
+# queries and 512 keys: their scores, two numbers for each query, and its output. The estimate counts no workspaces.
+WORKSPACE = {"HunyuanVideo15Transformer3DModel": 4 * 256 * (512 + 2 + HEADS["attention_head_dim"])}
+
+
 def latent_of(name: str) -> tuple[int, ...]:
     return (4, 3, 16, 16) if "3D" in name else LATENT
 
@@ -99,6 +111,8 @@ def attention(name: str) -> float:
         "Flux2Transformer2DModel": 4 * WIDTH * 5 * joint**2,
         "ZImageTransformer2DModel": 4 * WIDTH * (2 * image**2 + 2 * padded**2 + 3 * (image + padded) ** 2),
         "HunyuanVideoTransformer3DModel": 4 * WIDTH * (5 * joint**2 + TEXT**2),
+        # No patches; texts to be written and pictures are always padded.
+        "HunyuanVideo15Transformer3DModel": 4 * WIDTH * (3 * (video + TEXT + 256 + 729) ** 2 + TEXT**2),
         # Video and sound read themselves, the text, and each other. With the sound, the width is half.
         "LTX2VideoTransformer3DModel": 12 * WIDTH * (video**2 + video * TEXT)
         + 6 * WIDTH * (SOUND**2 + SOUND * TEXT + 2 * video * SOUND),
@@ -213,8 +227,9 @@ def test_operations_are_two_for_each_parameter_and_token_and_the_attention(name:
     assert found.forward == pytest.approx(products + attention(name), rel=0.01)
     # For every product the gradient needs two, for inputs and weights; the embeddings' inputs need none.
     assert found.backward == pytest.approx(2 * found.forward + 0.5 * attention(name), rel=0.05)
-    # A U-Net has convolutions between its blocks.
-    assert (0.85 if name.startswith("UNet") else 0.9) * found.forward < found.recompute < found.forward
+    # A U-Net has convolutions between its blocks. In HunyuanVideo 1.5, a layer outside of them is always 2048 wide.
+    outside = {"UNet2DConditionModel": 0.15, "HunyuanVideo15Transformer3DModel": 0.45}
+    assert (1.0 - outside.get(name, 0.1)) * found.forward < found.recompute < found.forward
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -264,8 +279,9 @@ def test_no_more_is_allocated_than_was_counted(name: str, checkpointing: bool, t
 
     train()  # the adapter's gradients are there from now on
     cost, trace = counted(name, 2), tmp_path / "trace.json"
-    assert most_bytes(torch.no_grad()(predict), trace) == pytest.approx(2 * cost.working, rel=0.01)
-    held = 2 * ((cost.kept + cost.block if checkpointing else cost.saved) + cost.working)
+    most = most_bytes(torch.no_grad()(predict), trace) - WORKSPACE.get(name, 0)
+    assert most == pytest.approx(2 * cost.working, rel=0.01)
+    held = 2 * ((cost.kept + cost.block if checkpointing else cost.saved) + cost.working - cost.mask)
     assert 0.7 * held < most_bytes(train, trace) <= held
 
 
@@ -324,6 +340,7 @@ def test_decoding_is_counted_as_in_a_real_one():
         ("black-forest-labs/FLUX.2-klein-9B", 9.079),
         ("Tongyi-MAI/Z-Image-Turbo", 6.155),
         ("hunyuanvideo-community/HunyuanVideo", 12.82),
+        ("hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v", 8.327),
         ("Lightricks/LTX-2", 18.88),
         ("Qwen/Qwen-Image", 20.43),
         ("Wan-AI/Wan2.1-T2V-1.3B-Diffusers", 1.419),
@@ -355,6 +372,10 @@ def test_latents_have_the_size_of_the_class_if_the_call_gives_none():
     assert latent_shape(KNOWN["Wan-AI/Wan2.1-T2V-14B-Diffusers"], {}) == (16, 21, 60, 104)
     assert latent_shape(KNOWN["hunyuanvideo-community/HunyuanVideo"], {}) == (16, 33, 90, 160)
     assert latent_shape(KNOWN["Lightricks/LTX-2"], {}) == (128, 16, 16, 24)
+    # A video of 16:9 as large as a square of 640 or 960 pixels: 480×848 or 720×1280.
+    hunyuan15 = "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-"
+    assert latent_shape(KNOWN[f"{hunyuan15}480p_t2v"], {}) == (32, 31, 30, 53)
+    assert latent_shape(KNOWN[f"{hunyuan15}720p_i2v_distilled"], {}) == (32, 31, 45, 80)
 
 
 def test_text_encoders_have_the_numbers_of_their_classes():
@@ -389,6 +410,37 @@ def test_text_encoders_have_the_numbers_of_their_classes():
             QWEN3_8B: hf.Qwen3ForCausalLM(known_config("Qwen/Qwen3-8B")),
             GEMMA3_12B: hf.Gemma3ForConditionalGeneration(gemma),
             LLAMA3_8B: hf.LlamaModel(known_config("meta-llama/Llama-3.1-8B")),
+            QWEN_VL_TEXT: hf.Qwen2_5_VLTextModel(
+                hf.Qwen2_5_VLTextConfig(
+                    hidden_size=3584,
+                    num_hidden_layers=28,
+                    num_attention_heads=28,
+                    num_key_value_heads=4,
+                    intermediate_size=18_944,
+                    vocab_size=152_064,
+                )
+            ),
+            BYT5_SMALL: hf.T5EncoderModel(
+                hf.T5Config(
+                    vocab_size=384,
+                    d_model=1472,
+                    d_kv=64,
+                    d_ff=3584,
+                    num_layers=12,
+                    num_heads=6,
+                    feed_forward_proj="gated-gelu",
+                )
+            ),
+            SIGLIP: hf.SiglipVisionModel(
+                hf.SiglipVisionConfig(
+                    hidden_size=1152,
+                    intermediate_size=4304,
+                    num_hidden_layers=27,
+                    num_attention_heads=16,
+                    image_size=384,
+                    patch_size=14,
+                )
+            ),
         }
     for expected, module in sizes.items():
         assert sum(p.numel() for p in module.parameters()) == expected
