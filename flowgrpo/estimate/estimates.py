@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ..configs.layers import prompts_of_file
 from ..configs.schema import Recipe
 from ..parts.traits import saying
-from ..training.data import read_prompts
+from ..training.data import have_pictures, read_prompts
 from ..training.distributed.processes import Processes
 from ..training.planning import Forecast, compares_with_past, forecast, nfe_of, search_passes, steps_of
 from ..training.prompt_embeddings import kept_prompts, met_at_most
@@ -144,7 +144,7 @@ def estimate(
             "use fewer GPUs, or more prompts"
         )
     shares = Shares.of(recipe, gpus, sharding)
-    model, expected = model_of(recipe.model), forecast(recipe)
+    model, expected = model_of(recipe.model, _pictured(recipe.data.train)), forecast(recipe)
     share = math.ceil(recipe.rollout.prompts / gpus)
     train, known = _prompt_count(recipe.data.train, prompts)
     heldout, heldout_known = _prompt_count(recipe.data.heldout) if recipe.data.heldout else (0, True)
@@ -178,6 +178,14 @@ def estimate(
         full=recipe.model.train == "full",
         released=recipe.model.release_text_encoders,
     )
+
+
+def _pictured(source: str) -> bool:
+    """Whether the training prompts have pictures; not so if their file does not exist."""
+    try:
+        return have_pictures(read_prompts(source, fetch=False), source)
+    except ValueError:
+        return False
 
 
 def _quick_alone(recipe: Recipe) -> int:

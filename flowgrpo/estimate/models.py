@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map_only
 
 from ..configs.image_recipe import ModelConfig
 from ..configs.sections import LoraConfig
-from ..pipelines.architectures import architecture_of, built, latent_shape
+from ..pipelines.architectures import appended_tokens, architecture_of, built, latent_shape
 from ..pipelines.families import FAMILIES
 from ..training.model_paths import DTYPES, call_arguments, model_folder
 from ..training.session import lora_spec
@@ -72,8 +72,12 @@ class Model:
     decoded_alone: bool = False
 
 
-def model_of(config: ModelConfig) -> Model:
+def model_of(config: ModelConfig, shown: bool = False) -> Model:
     """Sizes and costs of a recipe's pipeline, from its configurations.
+
+    Args:
+        config: section `model` of the recipe.
+        shown: whether each prompt has a picture of its own.
 
     Raises:
         ValueError: as in `architecture_of`.
@@ -88,7 +92,8 @@ def model_of(config: ModelConfig) -> Model:
     reference = family.evaluations({**call, **config.reference_call}, *modes)
     # The embeddings of a call with other arguments are kept beside the others.
     texts = evaluations.texts + (reference.texts if config.reference_call else 0)
-    beside = tuple(family.beside(call, architecture.inputs).items())
+    pictures = appended_tokens(architecture, call, shown)
+    beside = tuple((family.beside(call, architecture.inputs) | pictures).items())
     adapter = config.lora.model_dump_json() if config.train == "lora" else None
     tokens = family.tokens(call) + int(architecture.inputs.get("read_tokens", 0))
     quantized = config.quantize is not None

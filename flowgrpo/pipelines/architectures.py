@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Mapping
 from dataclasses import replace
@@ -145,6 +146,35 @@ def latent_shape(architecture: Architecture, call: Mapping[str, Any]) -> tuple[i
         return channels, height, width
     frames = family.frames if family.frames == 1 else int(call.get("num_frames", family.frames))
     return channels, (frames - 1) // each + 1, height, width
+
+
+def appended_tokens(architecture: Architecture, call: Mapping[str, Any], shown: bool = False) -> dict[str, int]:
+    """`picture_tokens` of a class that may get pictures beside its prompt, such as FLUX.2; nothing for other classes.
+
+    Args:
+        architecture: of the pipeline.
+        call: arguments of the pipeline's call. Pictures in `image` count by their sizes.
+        shown: whether each prompt has a picture of its own, which counts as a million pixels.
+    """
+    if not FAMILIES[architecture.denoiser[0]].appended:
+        return {}
+    unit, given = 2 * _compression(architecture.vae[1])[0], call.get("image")
+    sizes: list[tuple[int, int]] = [_MILLION] if shown else []
+    if given is not None and not shown:
+        pictures = given if isinstance(given, (list, tuple)) else [given]
+        sizes = [getattr(picture, "size", _MILLION) for picture in pictures]
+    return {"picture_tokens": sum(_tokens_of(width, height, unit) for width, height in sizes)} if sizes else {}
+
+
+_MILLION = 1024, 1024
+
+
+def _tokens_of(width: int, height: int, unit: int) -> int:
+    """Tokens of a picture: FLUX.2 brings a picture to a million pixels if it has more."""
+    if width * height > math.prod(_MILLION):
+        scale = math.sqrt(math.prod(_MILLION) / (width * height))
+        width, height = int(width * scale), int(height * scale)
+    return (width // unit) * (height // unit)
 
 
 def _compression(settings: Mapping[str, Any]) -> tuple[int, int]:

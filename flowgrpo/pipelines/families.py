@@ -65,6 +65,7 @@ class Family:
             predictions of guidance in float32, or computes its velocity from predicted noise.
         further: each group takes one more evaluation, in a call of its own, if one of its scales is in force.
         sound: whether the state has a sound beside the video.
+        appended: whether the tokens of pictures in the call's `image` are beside the state.
         decoded_alone: whether videos are decoded one by one, see `weights/pipeline_classes.py`.
         frames: frames of the pipeline's default call. It is 1 for images whose latents have an axis of frames, and None
             for latents without this axis.
@@ -84,6 +85,7 @@ class Family:
     wide: Literal["never", "guided", "always"] = "never"
     further: tuple[tuple[Scale, ...], ...] = ()
     sound: bool = False
+    appended: bool = False
     decoded_alone: bool = False
     frames: int | None = None
     size: tuple[int, int] | Callable[[Mapping[str, Any], int], tuple[int, int]] | None = None
@@ -168,7 +170,7 @@ def _flux(config: Mapping[str, Any], latent: tuple[int, ...], tokens: int, rows:
 
 
 def _flux2(config: Mapping[str, Any], latent: tuple[int, ...], tokens: int, rows: int) -> dict[str, Any]:
-    packed = (latent[-2] // 2) * (latent[-1] // 2)
+    packed = (latent[-2] // 2) * (latent[-1] // 2) + config.get("picture_tokens", 0)
     return {
         "hidden_states": torch.empty(rows, packed, config["in_channels"]),
         "encoder_hidden_states": torch.empty(rows, tokens, config["joint_attention_dim"]),
@@ -318,7 +320,7 @@ _GUIDANCE, _TRUE_GUIDANCE = (Scale("guidance_scale", 5.0),), (Scale("true_cfg_sc
 FAMILIES = {
     "SD3Transformer2DModel": Family(_sd3, 333, 77, _GUIDANCE, False, True, False),
     "FluxTransformer2DModel": Family(_flux, 512, 0, _TRUE_GUIDANCE, True, False, False, apart=True),
-    "Flux2Transformer2DModel": Family(_flux2, 512, 0, _GUIDANCE, False, False, False, apart=True),
+    "Flux2Transformer2DModel": Family(_flux2, 512, 0, _GUIDANCE, False, False, False, apart=True, appended=True),
     "QwenImageTransformer2DModel": Family(_qwen, None, 0, _TRUE_GUIDANCE, True, False, False, apart=True, frames=1),
     # Z-Image computes its guidance as p + s · (p - n), so any scale above 0 is in force.
     "ZImageTransformer2DModel": Family(

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from flowgrpo.configs.image_recipe import ModelConfig
 from flowgrpo.estimate.estimates import GIB, estimate, table
 from flowgrpo.estimate.models import Model, model_of
-from flowgrpo.pipelines.architectures import architecture_of, built, latent_shape
+from flowgrpo.pipelines.architectures import appended_tokens, architecture_of, built, latent_shape
 from flowgrpo.pipelines.conformance.conform import TINY
 from flowgrpo.pipelines.families import FAMILIES
 from tests.estimate.test_estimates import recipe
@@ -50,6 +50,8 @@ CASES = [
     Case("Flux2Pipeline", {"height": 16, "width": 32}, 1),
     Case("Flux2KleinPipeline", {"height": 16, "width": 32}, 2),
     Case("Flux2KleinPipeline", {"guidance_scale": None}, 2),
+    Case("Flux2KleinPipeline, with a picture", {"image": Image.new("RGB", (75, 66))}, 2),
+    Case("Flux2KleinPipeline, with a picture", {"image": [Image.new("RGB", (64, 64))] * 2}, 2),
     Case("Flux2KleinPipeline", {"guidance_scale": 1.0}, 1),
     Case("QwenImagePipeline", {}, 2),
     Case("QwenImagePipeline", {"negative_prompt": None}, 1),
@@ -126,7 +128,7 @@ def arranged(case: Case, tmp_path: Path) -> tuple[Any, dict[str, Any], Path]:
 
 
 def estimated(path: Path, call: dict[str, Any], dtype: str = "float32") -> Model:
-    plain = {key: value for key, value in call.items() if isinstance(value, (str, int, float))}
+    plain = {key: value for key, value in call.items() if key == "image" or isinstance(value, (str, int, float))}
     return model_of(ModelConfig(path=str(path), call=plain, lora={"rank": 4, "alpha": 8.0}, dtype=dtype))
 
 
@@ -140,7 +142,7 @@ def test_the_denoiser_is_called_as_often_and_with_the_shapes_that_are_counted(ca
     )
     name, config = architecture.denoiser
     family, given = FAMILIES[name], seen.calls[0]
-    beside = {**architecture.inputs, **family.beside(call, architecture.inputs)}
+    beside = {**architecture.inputs, **family.beside(call, architecture.inputs), **appended_tokens(architecture, call)}
     settings = {**built(name, config, torch.float32).config, **beside}
     text = next(given[key] for key in ("encoder_hidden_states", "cap_feats") if key in given)
     # A pipeline that does not pad prompts gives the tokens of its prompts; and tiny CLIPs read fewer tokens than CLIP.

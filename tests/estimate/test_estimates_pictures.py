@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from peft.tuners.lora import Linear
+from PIL import Image
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -16,7 +17,7 @@ from flowgrpo.configs.image_recipe import ModelConfig
 from flowgrpo.estimate.estimates import estimate
 from flowgrpo.estimate.footprint import LiveBytes
 from flowgrpo.estimate.models import Model, model_of
-from flowgrpo.pipelines.architectures import architecture_of, built, latent_shape
+from flowgrpo.pipelines.architectures import appended_tokens, architecture_of, built, latent_shape
 from flowgrpo.pipelines.conformance.conform import TINY
 from flowgrpo.pipelines.families import FAMILIES
 from flowgrpo.pipelines.known_pipelines import CLIP_H_TOKENS, CLIP_H_VISION, KNOWN
@@ -193,3 +194,31 @@ def test_a_folder_says_by_its_class_that_a_picture_is_edited(tmp_path: Path):
     assert "picture_tokens" not in architecture_of(str(tmp_path), "FluxPipeline").inputs
     with pytest.raises(ValueError, match="no random weights for a pipeline that edits a picture"):
         random_pipeline(str(tmp_path), {}, torch.float32, torch.device("cpu"))
+
+
+FLUX2 = "black-forest-labs/FLUX.2-klein-base-4B"
+
+
+def test_pictures_of_flux2_count_by_their_sizes_up_to_a_million_pixels():
+    def tokens(*sizes: tuple[int, int]) -> int:
+        pictures = [Image.new("RGB", size) for size in sizes]
+        return appended_tokens(architecture_of(FLUX2), {"image": pictures}).get("picture_tokens", 0)
+
+    assert tokens() == 0
+    assert tokens((512, 512)) == 32 * 32
+    assert tokens((520, 256)) == 32 * 16
+    # 2048 × 1024 becomes 1448 × 724.
+    assert tokens((512, 512), (2048, 1024)) == 32 * 32 + 90 * 45
+    assert appended_tokens(architecture_of("Qwen/Qwen-Image"), {"image": Image.new("RGB", (512, 512))}) == {}
+
+
+def test_pictures_of_flux2_make_an_evaluation_longer(tmp_path: Path):
+    """By hand: beside 512 tokens of text, a state of 512² has 1,024 tokens, and a picture of a prompt 4,096."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "red", "image": "a.png"}\n{"prompt": "blue", "image": "b.png"}\n')
+    model = {"path": FLUX2, "call": {"height": 512, "width": 512}}
+    plain = estimate(recipe(model=model))
+    pictured = estimate(recipe(model=model, data={"train": str(prompts)}))
+    ratio = (512 + 1024 + 4096) / (512 + 1024)
+    assert ratio < pictured.flops["sampling"] / plain.flops["sampling"] < 2 * ratio
+    assert pictured.resting["rollout states"] == plain.resting["rollout states"]
