@@ -28,6 +28,7 @@ RUNS = (
     ("qwen_image", "ocr"),
     ("wan21_1_3b", "videoalign"),
     ("wan21_14b", "videoalign"),
+    ("ltx2", "videoalign"),
 )
 SIZES = ("gpus1", "gpus8", "gpus32")
 SMALL = (("sd35_medium", "ocr"),)

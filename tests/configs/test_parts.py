@@ -9,6 +9,7 @@ import yaml
 from flowgrpo.configs.layers import KINDS, machine_of, parts, parts_of, prompt_file_note
 from flowgrpo.configs.load import RecipeError, dump_recipe, load_image_recipe, load_recipe, recipe_names
 from flowgrpo.configs.schema import Recipe
+from flowgrpo.estimate.models import model_of
 from flowgrpo.training.data import read_prompts
 
 METHODS = ("flow_grpo", "flow_grpo_fast", "grpo_guard", "mixgrpo", "mixgrpo_flash", "branchgrpo", "branchgrpo_mix")
@@ -28,7 +29,7 @@ def fits(model: str, task: str) -> bool:
 
 def test_there_are_parts_for_the_standard_runs_and_each_says_what_it_is():
     known = {"sd35_medium", "flux_dev", "flux2_klein_4b", "flux2_klein_9b", "qwen_image", "z_image"}
-    assert known | {"wan21_1_3b", "wan21_14b"} <= set(OF["models"])
+    assert known | {"wan21_1_3b", "wan21_14b", "ltx2"} <= set(OF["models"])
     assert {"geneval", "ocr", "pickscore", "videoalign"} <= set(OF["tasks"])
     assert {"gpus1_24gb", "gpus1", "gpus8", "gpus32"} <= set(OF["hardware"])
     for part in parts().values():
@@ -156,6 +157,25 @@ def test_settings_are_the_published_ones():
     assert wan.model.call == {"height": 240, "width": 416, "num_frames": 33, "guidance_scale": 4.5}
 
 
+# The latent of 121 frames of 512×768, and 126 tokens of sound.
+LTX2 = 128 * 16 * 16 * 24 + 126 * 128
+
+
+def test_the_settings_of_ltx2_are_the_published_ones() -> None:
+    made = load_image_recipe("flow_grpo+ltx2+pickscore")
+    assert (made.sampler.steps, made.evaluate.steps) == (24, 50)
+    assert (made.sampler.kernel.name, made.sampler.kernel["eta"]) == ("cps", 0.8)
+    window = made.sampler.plan["window"]
+    assert window.written() == {"name": "subset", "size": 3, "interval": 1, "start": 0, "stop": 10}
+    assert (made.rollout.prompts, made.rollout.group, made.optimizer.updates) == (48, 16, 2)
+    assert (made.advantage.name, made.advantage["whiten"], made.penalties) == ("gdpo", True, [])
+    assert (made.model.lora.rank, made.model.lora.alpha, made.optimizer.learning_rate) == (64, 128.0, 3e-4)
+    assert made.optimizer.ema is not None
+    assert (made.optimizer.ema.decay, made.optimizer.ema.every) == (0.9, 4)
+    model = model_of(made.model)
+    assert (model.branches, model.elements) == (1, LTX2)
+
+
 @pytest.mark.parametrize(
     ("source", "clip", "elements"),
     [
@@ -174,6 +194,10 @@ def test_settings_are_the_published_ones():
         ("flow_grpo_fast+flux2_klein_4b+ocr", 1e-5, 32 * 64 * 64),
         ("flow_grpo_fast+z_image+ocr", 1e-5, 16 * 64 * 64),
         ("mixgrpo+wan21_1_3b+ocr", 1e-4, 16 * 9 * 30 * 52),
+        ("flow_grpo+ltx2+pickscore", 1e-4, LTX2),
+        ("grpo_guard+ltx2+ocr", 2e-6, LTX2),
+        ("grpo_guard+ltx2+pickscore", 4e-6, LTX2),
+        ("branchgrpo+ltx2+videoalign", 1e-3, LTX2),
     ],
 )
 def test_the_clip_is_the_published_one_at_the_size_of_the_model(source: str, clip: float, elements: int):
