@@ -151,11 +151,32 @@ def test_a_run_that_is_resumed_goes_on_as_if_it_had_not_been() -> None:
 
 
 def test_the_error_of_a_mean_is_over_prompts() -> None:
-    """Prompts of means 1, 3 and 5, whatever their numbers of samples: a deviation of 2, over √3."""
+    """Two samples each, prompts of means 1, 3 and 5: a deviation of 2, over √3."""
+    values = torch.tensor([[0.0], [2.0], [3.0], [3.0], [4.0], [6.0]])
+    assert standard_errors(values, torch.tensor([7, 7, 2, 2, 4, 4])).tolist() == pytest.approx([2 / 3**0.5])
+    assert standard_errors(values[:2], torch.tensor([7, 7])).isnan().all()
+
+
+def test_the_error_counts_a_prompt_as_the_mean_does() -> None:
+    """The mean of 0, 2, 3 and 5 is 2.5. The prompts lie −3, 0.5 and 2.5 from it in sum: √(15.5 · 3/2) over 4 samples."""
     values = torch.tensor([[0.0, 1.0], [2.0, torch.nan], [3.0, torch.nan], [5.0, 2.0]])
     errors = standard_errors(values, torch.tensor([7, 7, 2, 4]))
-    assert errors.tolist() == pytest.approx([2 / 3**0.5, 0.5])
-    assert standard_errors(values[:1], torch.tensor([7])).isnan().all()
+    assert errors.tolist() == pytest.approx([(15.5 * 1.5) ** 0.5 / 4, 0.5])
+    assert standard_errors(torch.tensor([[0.1], [0.2], [torch.nan]]), torch.tensor([0, 0, 1])).isnan().all()
+
+
+def test_the_error_is_the_spread_of_means_of_uneven_groups() -> None:
+    """4 or 32 samples of a prompt, as a budget gives them: the means of many rollouts spread as the errors say."""
+    torch.manual_seed(0)
+    means, errors = [], []
+    for _ in range(400):
+        sizes = torch.where(torch.rand(60) < 0.8, 4, 32)
+        owners = torch.arange(60).repeat_interleave(sizes)
+        values = (torch.randn(60)[owners] + 0.5 * torch.randn(len(owners)))[:, None]
+        means.append(values.mean())
+        errors.append(standard_errors(values, owners)[0])
+    spread, said = torch.stack(means).std(), torch.stack(errors).square().mean().sqrt()
+    assert 0.88 < said / spread < 1.12
 
 
 # -- runs ------------------------------------------------------------------------------------------------------------

@@ -30,16 +30,19 @@ def reward_means(values: Tensor) -> Tensor:
 
 
 def standard_errors(values: Tensor, owners: Tensor) -> Tensor:
-    """[K] standard errors of the means over prompts of rewards [L, K], by the prompt [L] of each sample.
+    """[K] standard errors of the means of rewards [L, K], by the prompt [L] of each sample.
 
-    The samples of one prompt depend on each other, so they count as one. NaN if a reward applies to fewer than two
-    prompts.
+    The samples of one prompt depend on each other, so a prompt counts as one draw, with the weight that it has in the
+    mean: its number of samples. This is the error of a ratio of two means (Cochran, Sampling Techniques, chapter 6).
+    NaN if a reward applies to fewer than two prompts.
     """
-    means = torch.stack([reward_means(values[owners == owner]) for owner in owners.unique()])
-    known = ~means.isnan()
-    count = known.sum(0)
-    centred = torch.where(known, means - reward_means(means), 0.0)
-    return (centred.square().sum(0) / (count - 1) / count).sqrt()
+    known = ~values.isnan()
+    away = torch.where(known, values - reward_means(values), 0.0)
+    numbers = owners.unique(return_inverse=True)[1]
+    sums, sizes = (one.new_zeros(len(owners), one.shape[1]).index_add(0, numbers, one) for one in (away, known.to(away)))
+    prompts = (sizes > 0).sum(0)
+    errors = (sums.square().sum(0) * prompts / (prompts - 1)).sqrt() / sizes.sum(0)
+    return torch.where(prompts > 1, errors, torch.nan)
 
 
 def reward_record(pooled: Pooled) -> dict[str, Any]:
