@@ -35,6 +35,23 @@ def test_the_share_is_of_a_batch_whatever_their_number() -> None:
         assert abs(found.value - 0.25) < 4 * found.error < 0.1
 
 
+@pytest.mark.parametrize("mean", [0.0, 0.5])
+def test_the_error_is_the_spread_of_shares(mean: float) -> None:
+    """Shares of many sets of 12 batches spread as their errors say, with signal and without; a jackknife says 1.5."""
+    generator = torch.Generator().manual_seed(0)
+    found = [signal_share(mean + torch.randn(12, 40, generator=generator)) for _ in range(300)]
+    spread = torch.tensor([one.value for one in found]).std()
+    said = torch.tensor([one.error for one in found]).square().mean().sqrt()
+    assert 0.9 < said / spread < 1.3
+
+
+def test_the_error_has_no_unit_and_does_not_vanish() -> None:
+    drawn = torch.randn(6, 30, generator=torch.Generator().manual_seed(1))
+    one, thousandfold = signal_share(drawn), signal_share(1000 * drawn)
+    assert one.error > 0
+    assert thousandfold.error == pytest.approx(one.error)
+
+
 def test_two_gradients_are_refused() -> None:
     with pytest.raises(ValueError, match="use 3 or more"):
         signal_share(torch.ones(2, 4))

@@ -158,7 +158,7 @@ def test_the_error_of_a_mean_is_over_prompts() -> None:
 
 
 def test_the_error_counts_a_prompt_as_the_mean_does() -> None:
-    """The mean of 0, 2, 3 and 5 is 2.5. The prompts lie −3, 0.5 and 2.5 from it in sum: √(15.5 · 3/2) over 4 samples."""
+    """The mean of 0, 2, 3 and 5 is 2.5. The prompts lie −3, 0.5 and 2.5 from it in sum: √(15.5 · 3/2) / 4."""
     values = torch.tensor([[0.0, 1.0], [2.0, torch.nan], [3.0, torch.nan], [5.0, 2.0]])
     errors = standard_errors(values, torch.tensor([7, 7, 2, 4]))
     assert errors.tolist() == pytest.approx([(15.5 * 1.5) ** 0.5 / 4, 0.5])

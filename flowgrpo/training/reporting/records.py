@@ -39,7 +39,9 @@ def standard_errors(values: Tensor, owners: Tensor) -> Tensor:
     known = ~values.isnan()
     away = torch.where(known, values - reward_means(values), 0.0)
     numbers = owners.unique(return_inverse=True)[1]
-    sums, sizes = (one.new_zeros(len(owners), one.shape[1]).index_add(0, numbers, one) for one in (away, known.to(away)))
+    sums, sizes = (
+        one.new_zeros(len(owners), one.shape[1]).index_add(0, numbers, one) for one in (away, known.to(away))
+    )
     prompts = (sizes > 0).sum(0)
     errors = (sums.square().sum(0) * prompts / (prompts - 1)).sqrt() / sizes.sum(0)
     return torch.where(prompts > 1, errors, torch.nan)
