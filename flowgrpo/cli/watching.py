@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..configs.run_recipes import measured_alike_since
 from .output import console
 from .trusting import LinksOption, trust_run
 
@@ -117,7 +118,8 @@ class Figures:
         evaluated = {name for record in records for name in record if name.startswith("eval/")}
         shown = max(len(records) - self.last, 0)
         if records:
-            self.reporter.follow(self.total, self.few, records[:shown], tuple(sorted(evaluated)))
+            since = measured_alike_since(self.run)
+            self.reporter.follow(self.total, self.few, records[:shown], tuple(sorted(evaluated)), since)
         return records[shown:]
 
     def _print(self, record: Record) -> None:

@@ -161,7 +161,7 @@ class Evaluations:
         record = scored.record("quick")
         if iteration == 0:
             self._start = scored.by_prompt()
-        elif self._start is None:
+        elif self._start is None and not self.keeper.alike_since:
             self._start = self._saved_start(scored)
         if iteration == 0 or self._start is None:
             return record

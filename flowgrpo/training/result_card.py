@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..configs.run_recipes import measured_alike_since
 from ..configs.schema import AnyRecipe, MaskedRecipe, Recipe, TextRecipe
 from ..intake.json_text import lines_of, parse_json
 from ..pipelines.arguments import FURTHER, PICTURES
@@ -62,6 +63,7 @@ def write_result_card(
         video=_makes_videos(run),
         pictures=_pictures(recipe, known),
         chat=_chats(folder, recipe, known.pipe),
+        alike_since=measured_alike_since(run.path, iteration),
         own_class=isinstance(recipe, MaskedRecipe) and _has_own_class(folder, recipe, known.pipe),
     )
     write_card(folder, card_text(recipe, run.read_metrics(), facts), former)

@@ -127,7 +127,7 @@ class Trainer:
         with ended_together():
             self.next_iteration = self.keeper.resume()
             if self.accelerator.is_main_process:
-                self.symptoms.replay(self.run.read_metrics())
+                self.symptoms.replay(self.run.read_metrics(), self.keeper.alike_since)
             if self.best is not None:
                 self.best.resume()
 

@@ -98,6 +98,27 @@ def test_a_resumed_run_is_watched_as_if_it_had_gone_on(cut: int):
     assert before + watch(second, cut, len(values)) == whole
 
 
+def test_a_guard_begins_anew_when_evaluations_measure_something_else():
+    old, alike, rarer, more = guard(), guard(), guard(), guard()
+    assert heard(old, 0, quality=1.0) == []
+    for one, changes in ((rarer, {"every": 7, "results": "best"}), (more, {"steps": 40})):
+        evaluate = RECIPE.evaluate.model_copy(update=changes)
+        one.__init__(  # type: ignore[misc]
+            reward="quality", fall=0.1, recipe=RECIPE.model_copy(update={"evaluate": evaluate}), rewards=REWARDS,
+            evaluated=MEASURED,
+        )  # fmt: skip
+    state = json.loads(json.dumps(old.state_dict()))
+    for one in (alike, rarer, more):
+        one.load_state_dict(state)
+    assert heard(alike, 1, quality=0.5) == heard(rarer, 1, quality=0.5) != []
+    assert heard(more, 1, quality=0.5) == []
+    assert heard(more, 2, quality=0.3) != []
+    # A state of an earlier version does not say what was measured.
+    earlier = guard()
+    earlier.load_state_dict({key: value for key, value in state.items() if key != "measured"})
+    assert heard(earlier, 1, quality=0.5) != []
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -86,6 +86,13 @@ def test_a_first_or_last_evaluation_at_another_time_is_said() -> None:
     assert "chosen by" not in card
 
 
+def test_scores_of_another_measure_are_not_those_before() -> None:
+    metrics = [line(0, 0.25, 0.03), line(20, 0.5, 0.04), line(40, 0.75, 0.03)]
+    card = card_text(images(), metrics, CardFacts("lora", 40, alike_since=20))
+    assert table(card, "Scores")["gold"] == ["0.5 ± 0.04", "0.75 ± 0.03"]
+    assert "The first evaluation was after 20 iterations." in card
+
+
 def test_without_evaluations_there_are_no_scores() -> None:
     assert "## Scores" not in card_text(images(), [{"iteration": 0, "reward/total": 0.1}], LORA)
 

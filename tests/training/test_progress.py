@@ -49,6 +49,7 @@ def trainer(
     rewards: dict[str, float] | None = None,
     reports: dict[str, str] | None = None,
     past: list[dict[str, Any]] | None = None,
+    alike_since: int = 0,
 ) -> Any:
     recipe = Recipe.model_validate(
         {
@@ -72,6 +73,7 @@ def trainer(
             rewards=[SimpleNamespace(name=name, report=(reports or {}).get(name, "")) for name in evaluated],
         ),
         recipe=recipe, task=task, next_iteration=resumed, processes=Processes(0, processes), clock=SimpleNamespace(),
+        keeper=SimpleNamespace(alike_since=alike_since),
         data=SimpleNamespace(heldout=[None] * 48 if evaluated else []), shared_out=shared_out,
     )  # fmt: skip
 
@@ -212,6 +214,15 @@ def test_a_resumed_run_goes_on_with_its_trend_its_held_out_score_and_its_curve()
     shown.iteration(iteration(12, **{"reward/total": 1.2}))
     assert output.getvalue().splitlines()[-2].split()[2:4] == ["↑0.650", "0.2000"]
     shown.evaluation(18, {"quick/gold": 0.3})
+    assert output.getvalue().splitlines()[-1].endswith("gold 0.3000  ▁▅█")
+
+
+def test_the_curve_of_a_resumed_run_leaves_out_evaluations_that_measured_something_else():
+    past = [{"iteration": k, "eval/gold": 0.9} for k in range(5)] + [{"iteration": 6, "eval/gold": 0.1}]
+    shown, output = reporter(120, total=20, resumed=7, past=past, alike_since=6)
+    shown.evaluation(8, {"eval/gold": 0.2})
+    assert output.getvalue().splitlines()[-1].endswith("gold 0.2000")
+    shown.evaluation(12, {"eval/gold": 0.3})
     assert output.getvalue().splitlines()[-1].endswith("gold 0.3000  ▁▅█")
 
 

@@ -11,6 +11,7 @@ import torch
 from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.training.evaluating import evaluation_key
+from flowgrpo.training.folder.changing import with_changes
 from flowgrpo.training.folder.run_folder import RunFolder
 from flowgrpo.training.prompts.chosen_prompts import places_of
 from flowgrpo.training.reporting.clock import Clock
@@ -49,9 +50,9 @@ def rewound(run: Path) -> None:
     RunFolder.open(run).rewind(2)
 
 
-def go_on(run: Path) -> None:
+def go_on(run: Path, *changes: str) -> None:
     folder = RunFolder.open(run)
-    trainer = Session(load_recipe(folder.config), folder).trainer(Silent())
+    trainer = Session(with_changes(folder, changes), folder).trainer(Silent())
     trainer.resume()
     assert trainer.next_iteration == 2
     trainer.train()
@@ -89,6 +90,24 @@ def test_a_resumed_run_has_the_same_gains(finished: Path) -> None:
     go_on(finished)
     again = metrics(finished)
     assert {k: quick(r) for k, r in again.items()} == {k: quick(r) for k, r in whole.items()}
+
+
+def test_scores_of_another_number_of_steps_are_no_gain(finished: Path) -> None:
+    """The run goes on with more steps of an evaluation, is interrupted, and goes on again."""
+    for changes in (["evaluate.steps=4"], []):
+        rewound(finished)
+        go_on(finished, *changes)
+        assert [k for k, record in metrics(finished).items() if "quick_gain/dense" in record] == [1]
+        assert "The first evaluation was after 4 iterations." in (finished / "lora" / "README.md").read_text()
+
+
+def test_a_resumed_run_with_rarer_evaluations_has_its_gains(finished: Path) -> None:
+    whole = metrics(finished)
+    rewound(finished)
+    go_on(finished, "evaluate.quick.every=2")
+    again = metrics(finished)
+    assert [k for k in again if "quick_gain/dense" in again[k]] == [1, 2, 4]
+    assert quick(again[4]) == quick(whole[4])
 
 
 def test_without_the_samples_of_the_start_there_is_no_gain(finished: Path) -> None:

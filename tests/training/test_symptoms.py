@@ -146,8 +146,16 @@ def test_a_run_that_is_resumed_goes_on_as_if_it_had_not_been() -> None:
     for cut in (1, 7, 11, 12, 41):
         whole, resumed = Symptoms(WEIGHTS, 64), Symptoms(WEIGHTS, 64)
         heard(whole, lines[:cut])
-        resumed.replay(lines[:cut])
+        resumed.replay([{"iteration": k, **line} for k, line in enumerate(lines[:cut])])
         assert heard(whole, lines[cut:]) == heard(resumed, lines[cut:])
+
+
+def test_evaluations_of_another_measure_are_no_start() -> None:
+    before, after = evaluation(a=(0.9, 0.01)), evaluation(a=(0.1, 0.01))
+    for since, warned in ((0, True), (10, False)):
+        symptoms = Symptoms(WEIGHTS, 64)
+        symptoms.replay([{"iteration": 0, **before}], since)
+        assert bool(symptoms.evaluation(after)) == warned
 
 
 def test_the_error_of_a_mean_is_over_prompts() -> None:

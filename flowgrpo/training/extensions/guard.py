@@ -6,11 +6,13 @@ Overoptimization", arXiv 2210.10760).
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
 from ...configs.reading_soundness import reward_place
+from ...configs.run_recipes import measure
 from ...parts.needs import SOMETHING, Need, needs
 from ...parts.ranges import Count, Given, NotNegative
 from ..reporting.reporter import Alarm
@@ -22,7 +24,8 @@ class Guard(Extension):
     """Watches an evaluation reward that is not optimised; if the reward falls, the run over-optimises.
 
     An alarm is given once, when the patience runs out. It is given again only after the reward has recovered. A reward
-    that applied to no sample has no mean, and has not fallen.
+    that applied to no sample has no mean, and has not fallen. If a run goes on with evaluations that measure something
+    else, such as more steps, the guard begins anew.
 
     Args:
         reward: Label (or name) of an evaluation reward.
@@ -34,7 +37,7 @@ class Guard(Extension):
         action: `warn` prints the alarm. `stop` also ends the run and saves its results.
     """
 
-    remembers = ("first", "latest", "best", "low")
+    remembers = ("first", "latest", "best", "low", "measured")
 
     def __init__(
         self,
@@ -60,11 +63,24 @@ class Guard(Extension):
             raise ValueError(f"it watches {self.reward!r}, which is optimised; set its weight to 0")
         self.fall, self.reference, self.action = fall, reference, action
         self.settle, self.smooth, self.patience = settle, smooth, patience
+        self.measured = json.dumps(measure(recipe.evaluate.model_dump(mode="json")), sort_keys=True)
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
         # The first measurements, the latest, the best smoothed mean, and how many in a row were low.
         self.first: list[float] = []
         self.latest: list[float] = []
         self.best = -math.inf
         self.low = 0
+
+    def load_state_dict(self, state: Any) -> None:
+        """Continue from a state, unless other evaluations gave its numbers."""
+        now = self.measured
+        # A state of an earlier version does not say what was measured.
+        super().load_state_dict({"measured": now, **state})
+        if self.measured != now:
+            self.measured = now
+            self._begin_anew()
 
     def evaluation_done(self, evaluation: Evaluation) -> None:
         """Give an alarm if the reward has fallen."""

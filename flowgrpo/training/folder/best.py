@@ -10,15 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...configs.run_recipes import measure
 from ...configs.sections import HeldOutConfig
 from ...intake.json_text import parse_json
 from ...weights.averages import Ema
 from .files import write_text
 from .keeping import Keeper
 from .leftovers import BEST
-
-_TIMES = {"every", "quick", "results"}
-"""Settings of evaluations that do not change scores."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ class BestWeights:
 
     def __init__(self, settings: HeldOutConfig, reward: str, keeper: Keeper, lower: bool = False) -> None:
         self.keeper, self.reward, self.lower = keeper, reward, lower
-        self.measure = {"reward": reward, **settings.model_dump(mode="json", exclude=_TIMES)}
+        self.measure = {"reward": reward, **measure(settings.model_dump(mode="json"))}
         if lower:
             self.measure["lower"] = True
         self.mark: Mark | None = None
@@ -83,7 +81,8 @@ class BestWeights:
     def _read(self) -> Mark | None:
         with suppress(OSError, ValueError, TypeError):
             mark = Mark(**parse_json(self._file.read_text(encoding="utf-8")))
-            if mark.measure == self.measure and self._folder.is_dir():
+            # Earlier versions also kept settings that change no score.
+            if measure(mark.measure) == self.measure and self._folder.is_dir():
                 return mark
         return None
 

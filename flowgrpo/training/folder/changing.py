@@ -8,13 +8,13 @@ recipe from iteration N on. The folder is made at the first change.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from ...configs.load import dump_recipe, load_recipe
+from ...configs.run_recipes import ITERATION, recipes_of
 from ...configs.schema import AnyRecipe
 from ...configs.yaml_text import parse_yaml, read_text
 from ..updating import learning_rate
@@ -32,7 +32,6 @@ BATCHES = {
 }
 """Keys of memory, by task. They change results only by rounding."""
 EVALUATION = "evaluate"
-_ITERATION = re.compile(r"iter-(\d{1,8})")
 _UNDONE = "undone-"
 
 
@@ -99,7 +98,7 @@ def adopt(run: RunFolder, iteration: int, checkpoint: Path | None, recipe: str) 
         checkpoint: the checkpoint before this iteration; None if the run begins again.
         recipe: the recipe, as YAML.
     """
-    kept = dict(_recipes(run))
+    kept = dict(recipes_of(run.path))
     for start in [start for start in kept if start > iteration]:
         _set_aside(kept.pop(start))
     if kept:
@@ -123,7 +122,7 @@ def adopt(run: RunFolder, iteration: int, checkpoint: Path | None, recipe: str) 
 
 def former_ends(run: RunFolder) -> set[int]:
     """Iterations after which the run had ended, before it was made longer."""
-    return {start for (_, before), (start, _) in pairwise(_recipes(run)) if _length(before) == start}
+    return {start for (_, before), (start, _) in pairwise(recipes_of(run.path)) if _length(before) == start}
 
 
 def first_checkpoint(run: RunFolder) -> int:
@@ -133,7 +132,7 @@ def first_checkpoint(run: RunFolder) -> int:
     """
     now = load_recipe(run.config, rewards=False).run
     found = [now.checkpoint_every, now.iterations]
-    for _, file in _recipes(run):
+    for _, file in recipes_of(run.path):
         found += [int(value) for key in ("checkpoint_every", "iterations") if (value := _of_run(file).get(key))]
     return min(found)
 
@@ -183,12 +182,6 @@ def keeps_numbers(before: Path, recipe: AnyRecipe, keys: Iterable[str]) -> bool:
     return all(key.startswith(RUN_KEYS) for key in keys) and not any(schedule_notes(before, recipe, 0))
 
 
-def _recipes(run: RunFolder) -> Iterator[tuple[int, Path]]:
-    """The recipes of a run that has changed, each with the iteration from which it holds, in this order."""
-    files = ((_ITERATION.fullmatch(file.parent.name), file) for file in (run.path / "recipes").glob("*/config.yaml"))
-    yield from sorted((int(match[1]), file) for match, file in files if match)
-
-
 def _of_run(file: Path) -> dict[str, Any]:
     """The section `run` of a recipe that the run folder keeps; it is read as plain values, and no code of it runs."""
     recipe = parse_yaml(read_text(file), str(file))
@@ -213,5 +206,5 @@ def _set_aside(file: Path) -> None:
 
 
 def _number(checkpoint: Path) -> int:
-    match = _ITERATION.fullmatch(checkpoint.name)
+    match = ITERATION.fullmatch(checkpoint.name)
     return int(match[1]) if match else 0

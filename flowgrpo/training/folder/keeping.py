@@ -12,6 +12,7 @@ from typing import Any
 from accelerate import Accelerator
 
 from ...configs.load import dump_recipe
+from ...configs.run_recipes import measured_alike_since
 from ...configs.schema import AnyRecipe
 from ...weights.averages import Ema
 from ...weights.trained import TrainedWeights
@@ -76,6 +77,8 @@ class Keeper:
         self._saved = 0  # the start of a new run needs no checkpoint
         self.former_ends: set[int] = set()
         """Iterations after which the run had ended, before it was made longer."""
+        self.alike_since = 0
+        """The first iteration whose evaluation has today's settings; scores do not compare with earlier ones."""
 
     # -- going on ----------------------------------------------------------------------------------------------
 
@@ -100,8 +103,15 @@ class Keeper:
             self.run.rewind(self._saved)
             adopt(self.run, self._saved, None if chosen is None else self.run.checkpoint(chosen), self._text)
             self.tell_notes()
-        ends = former_ends(self.run) if self.accelerator.is_main_process else set[int]()
-        self.former_ends = self.processes.gather(ends)[0]
+        ends, since = set[int](), 0
+        if self.accelerator.is_main_process:
+            ends, since = former_ends(self.run), measured_alike_since(self.run.path)
+            if since and since == self._saved:
+                self.reporter.note(
+                    f"evaluations measure something else from iteration {since} on, so their scores do not compare "
+                    "with earlier ones: gains since the start are left out, and curve, guards and symptoms begin anew"
+                )
+        self.former_ends, self.alike_since = self.processes.gather((ends, since))[0]
         return self._saved
 
     def _chosen(self) -> int | None:

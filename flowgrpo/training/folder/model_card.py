@@ -49,6 +49,7 @@ class CardFacts:
         pictures: the arguments of a call that are pictures.
         chat: whether prompts go through a chat template.
         own_class: whether the class of the language model is flowgrpo's, because transformers has none.
+        alike_since: the first iteration whose evaluation has the settings of the last one.
     """
 
     kind: str
@@ -63,6 +64,7 @@ class CardFacts:
     pictures: tuple[str, ...] = ()
     chat: bool = False
     own_class: bool = False
+    alike_since: int = 0
 
 
 def card_text(recipe: AnyRecipe, metrics: Sequence[Mapping[str, Any]], facts: CardFacts) -> str:
@@ -193,7 +195,7 @@ def _table(rows: Iterable[tuple[str, str]]) -> list[str]:
 def _scores(recipe: AnyRecipe, metrics: Sequence[Mapping[str, Any]], facts: CardFacts) -> list[str]:
     """The section about scores; nothing if the run made no evaluation."""
     made = [line for line in metrics if any(key.startswith("eval/") for key in line)]
-    made = [line for line in made if line["iteration"] <= facts.iteration]
+    made = [line for line in made if facts.alike_since <= line["iteration"] <= facts.iteration]
     if not made:
         return []
     before, after = made[0], made[-1]

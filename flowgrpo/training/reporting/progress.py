@@ -69,7 +69,7 @@ class ConsoleReporter:
         self._curve: list[float | None] = []
         self._curve_of: str | None = None
         self._noise = 0.0
-        self._few = 0
+        self._few, self._since = 0, 0
         # `flowgrpo watch` does not know how many held-out prompts there are.
         self._few_are_all = False
         self._columns: list[Column] = []
@@ -126,13 +126,16 @@ class ConsoleReporter:
                 self.say(f"{name}: {report}")
         if trainer.next_iteration:
             self.say(f"resumed before iteration {trainer.next_iteration}")
+            self._since = trainer.keeper.alike_since
             self._remember(trainer.run.read_metrics() if self.main else [])
         trainer.clock.watcher, trainer.clock.counter = self.activity.part, self.activity.count
         for rewards in (trainer.rewards, trainer.evaluation):
             rewards.told = lambda name: self.activity.part(f"reward {name}")
         self._expect(trainer.next_iteration)
 
-    def follow(self, total: int, few: int, past: Sequence[Mapping[str, Any]], evaluated: tuple[str, ...]) -> None:
+    def follow(
+        self, total: int, few: int, past: Sequence[Mapping[str, Any]], evaluated: tuple[str, ...], since: int = 0
+    ) -> None:
         """Print the records of a run of another process from now on.
 
         Args:
@@ -140,10 +143,12 @@ class ConsoleReporter:
             few: prompts of its quick evaluations; 0 if there are none.
             past: records that are not printed.
             evaluated: names of the rewards that the run evaluates.
+            since: evaluations before this iteration have measured something else.
         """
         # How many samples an iteration has is not in the records, so there is no rate.
         self._first, self._total, self._few, self._evaluated, self._noun = -1, total, few, evaluated, ""
         self.pace = Pace(total, None, None, time.perf_counter())
+        self._since = since
         self._remember(past)
 
     def _remember(self, records: Sequence[Mapping[str, Any]]) -> None:
@@ -151,13 +156,16 @@ class ConsoleReporter:
         for record in records:
             if (reward := record.get("reward/total")) is not None:
                 self._rewards.append(reward)
-            self._held(record)
+            self._held(record["iteration"], record)
 
-    def _held(self, record: Mapping[str, Any]) -> dict[str, float | None]:
+    def _held(self, iteration: int, record: Mapping[str, Any]) -> dict[str, float | None]:
         """Take the held-out score and the curve from an evaluation; returns the means that the curve follows, if any.
 
-        The curve is of one set of prompts: the few of quick evaluations, if the run makes them.
+        The curve is of one set of prompts: the few of quick evaluations, if the run makes them. Evaluations that have
+        measured something else than today's are not in it.
         """
+        if iteration < self._since:
+            return {}
         kind = "quick" if self._few else "eval"
         means = means_of(record, kind)
         if means:
@@ -249,7 +257,7 @@ class ConsoleReporter:
         self.pace.evaluated(time.perf_counter(), iteration)
         after = f"after {iteration} iteration{'' if iteration == 1 else 's'}"
         whole, few = means_of(record, "eval"), means_of(record, "quick")
-        followed = self._held(record)
+        followed = self._held(iteration, record)
         if whole and whole != few:
             listed = ", ".join(f"{name} {number(mean, 10, 4)}" for name, mean in whole.items())
             self.say(f"held-out {after}: {listed}{self._drawn(followed) if followed == whole else ''}", "cyan")

@@ -88,10 +88,16 @@ class Symptoms:
         self._first: dict[str, tuple[float, float]] = {}
         self._errors: dict[str, list[float]] = {}
 
-    def replay(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Read lines of the metrics, oldest first, without reporting anything."""
+    def replay(self, records: Iterable[Mapping[str, Any]], since: int = 0) -> None:
+        """Read lines of the metrics, oldest first, without reporting anything.
+
+        Args:
+            records: the lines.
+            since: evaluations before this iteration do not count, because they have measured something else.
+        """
         for record in records:
-            self.evaluation(record)
+            if record["iteration"] >= since:
+                self.evaluation(record)
             if "reward/total" in record:
                 self.iteration(record)
 
