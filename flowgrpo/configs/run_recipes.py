@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,10 @@ def measured_alike_since(run: Path, iteration: int | None = None) -> int:
 
 
 def _measure(file: Path) -> dict[str, Any]:
-    recipe = parse_yaml(read_text(file), str(file))
+    """What the evaluations of a recipe measure; empty if it cannot be read, which `resume` reports."""
+    recipe = None
+    with suppress(OSError, ValueError):
+        recipe = parse_yaml(read_text(file), str(file))
     settings = recipe.get("evaluate") if isinstance(recipe, dict) else None
     return measure(settings) if isinstance(settings, dict) else {}
 

@@ -16,15 +16,16 @@ SAME = 1e-6  # gains up to this size count as no change, here and in the page
 def summarize(run: Run, reward: str) -> dict[str, Any] | None:
     """The change of one reward from the first evaluation to the last, over samples of the same seed.
 
-    `error` is the standard error of the mean gain over prompts. The seeds of a prompt are averaged first, because they
-    are not independent. Pairs in which the reward does not apply to one of the samples are left out. `whole` holds the
+    Evaluations that had other settings than the last one do not count. `error` is the standard error of the mean gain
+    over prompts, because the seeds of a prompt are not independent. A prompt has the weight that it has in the mean:
+    its number of pairs. Pairs in which the reward does not apply to one of the samples are left out. `whole` holds the
     trainer's own means of the two evaluations, which may cover more samples than were saved.
 
     Returns:
-        The statistics, or None if no pair has this reward in both evaluations.
+        The statistics, or None if no pair has this reward in both evaluations, or no evaluation compares with the last.
     """
-    evaluated = run.iterations("eval")
-    if not evaluated:
+    evaluated = [iteration for iteration in run.iterations("eval") if iteration >= run.alike_since]
+    if not evaluated or (run.alike_since and len(evaluated) == 1):
         return None
     first, last = evaluated[0], evaluated[-1]
     before, after = [], []
@@ -38,15 +39,16 @@ def summarize(run: Run, reward: str) -> dict[str, Any] | None:
     if not before:
         return None
     every = [gain for group in gains.values() for gain in group]
-    per_prompt = [fmean(group) for group in gains.values()]
+    prompts, mean = len(gains), fmean(every)
+    squares = math.fsum(math.fsum(gain - mean for gain in group) ** 2 for group in gains.values())
     means = {row["iteration"]: row.get(f"eval/{reward}") for row in run.metrics}
     whole = [means.get(first), means.get(last)]
     return {
         "reward": reward,
         "before": short(fmean(before)),
         "after": short(fmean(after)),
-        "error": short(stdev(per_prompt) / math.sqrt(len(per_prompt))) if len(per_prompt) > 1 else None,
-        "prompts": len(per_prompt),
+        "error": short(math.sqrt(squares * prompts / (prompts - 1)) / len(every)) if prompts > 1 else None,
+        "prompts": prompts,
         "pairs": len(every),
         "gained": sum(gain > SAME for gain in every),
         "lost": sum(gain < -SAME for gain in every),

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..configs.publishing import publishable
+from ..configs.run_recipes import measured_alike_since
 from ..configs.yaml_text import read_yaml_mapping
 from ..intake.links import check_links
 from ..intake.run_folders import no_run
@@ -28,6 +29,7 @@ class Run:
     pairs: tuple[SamplePair, ...]
     skipped: int  # lines that could not be read
     text: bool  # whether the samples are completions; else they are images
+    alike_since: int = 0  # the first iteration whose evaluation has the settings of the last one
 
     @property
     def samples(self) -> Path:
@@ -70,6 +72,7 @@ def read_run(folder: Path) -> Run:
         pairs=pair_samples(samples),
         skipped=bad_samples + bad_metrics,
         text=samples[0].completion is not None,
+        alike_since=measured_alike_since(folder),
     )
 
 

@@ -11,8 +11,8 @@ from flowgrpo.gallery.thumbnails import Thumbnail
 from tests.gallery.folders import record, write_run, written
 
 
-def test_summary_averages_seeds_before_prompts_and_leaves_out_missing_rewards(tmp_path: Path) -> None:
-    # Gains: prompt 1: 0.6 and 0.2, mean 0.4; prompt 2: -0.2; prompt 3: 0; prompt 4: not applicable at 10.
+def test_summary_has_errors_over_prompts_and_leaves_out_missing_rewards(tmp_path: Path) -> None:
+    # Gains: prompt 1: 0.6 and 0.2; prompt 2: -0.2; prompt 3: 0; prompt 4: not applicable at 10. Their mean is 0.15.
     ends = [(1, 7, 0.0, 0.6), (1, 8, 0.5, 0.7), (2, 7, 0.9, 0.7), (3, 7, 0.2, 0.2), (4, 7, 1.0, float("nan"))]
     records = [
         record(iteration, prompt_id, seed, value)
@@ -23,14 +23,40 @@ def test_summary_averages_seeds_before_prompts_and_leaves_out_missing_rewards(tm
     metrics = [{"iteration": 0, "eval/gold": 0.4}, {"iteration": 10, "eval/gold": 0.5}]
     found = summarize(read_run(write_run(tmp_path / "run", records, metrics)), "gold")
     assert found is not None
-    per_prompt = [0.4, -0.2, 0.0]
-    mean = sum(per_prompt) / 3
-    error = (sum((gain - mean) ** 2 for gain in per_prompt) / 2 / 3) ** 0.5
+    # In sum, the prompts lie 0.5, -0.35 and -0.15 from it.
+    error = ((0.5**2 + 0.35**2 + 0.15**2) * 3 / 2) ** 0.5 / 4
     assert found["before"] == pytest.approx(1.6 / 4)
     assert found["after"] == pytest.approx(2.2 / 4)
     assert found["error"] == pytest.approx(error)
     assert [found[key] for key in ("prompts", "pairs", "gained", "lost")] == [3, 4, 2, 1]
     assert found["whole"] == [0.4, 0.5]
+
+
+def test_summary_of_two_seeds_each_is_paired_by_prompt(tmp_path: Path) -> None:
+    """Mean gains of 0.1, 0.2 and 0.6 by prompt: the deviation √0.07 over √3, whatever the seeds differ by."""
+    ends = [(1, 7, 0.0), (1, 8, 0.2), (2, 7, 0.1), (2, 8, 0.3), (3, 7, 0.5), (3, 8, 0.7)]
+    records = [record(k, prompt, seed, k / 10 * gain) for prompt, seed, gain in ends for k in (0, 10)]
+    found = summarize(read_run(write_run(tmp_path / "run", records)), "gold")
+    assert found is not None
+    assert found["error"] == pytest.approx((0.07 / 3) ** 0.5)
+
+
+def test_summary_compares_evaluations_of_the_same_settings(tmp_path: Path) -> None:
+    records = [record(k, prompt, 7, value) for prompt in (1, 2) for k, value in ((0, 0.1), (4, 0.5), (10, 0.6))]
+    run = write_run(tmp_path / "run", records)
+    for start, steps in ((0, 4), (4, 12)):
+        folder = run / "recipes" / f"iter-{start:06d}"
+        folder.mkdir(parents=True)
+        (folder / "config.yaml").write_text(f"evaluate: {{steps: {steps}, every: {2 + start}}}")
+    found = summarize(read_run(run), "gold")
+    assert found is not None
+    assert (found["before"], found["after"]) == (0.5, 0.6)
+    folder.rename(folder.with_name("iter-000010"))
+    assert summarize(read_run(run), "gold") is None
+    (folder.with_name("iter-000010") / "config.yaml").write_text("{")
+    found = summarize(read_run(run), "gold")
+    assert found is not None
+    assert found["before"] == 0.1
 
 
 def test_diversity_is_the_standard_deviation_of_the_colours() -> None:
