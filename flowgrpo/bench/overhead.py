@@ -12,9 +12,6 @@ from typing import Any, NamedTuple
 import torch
 
 from ..configs.schema import Recipe
-from ..core.addressing import address
-from ..samplers.plans import Plan
-from ..samplers.transitions import batches_of, replay
 from ..training.trainer import Trainer
 from .measures import Report, _trainer, flow_task
 
@@ -23,11 +20,12 @@ def overhead(recipe: Recipe, folder: Path, report: Report, repeats: int = 20) ->
     """Time of a whole iteration, compared with the bare forward and backward calls of its denoiser on the same batches.
 
     Bare calls go straight to the transformer, with tensors that are already in place: no pipeline, no decoding, no
-    reward. Calls of a reference are included, with the trained weights in place of the reference weights. Iterations
-    are taken from the whole run: a later window shares longer prefixes, so its iterations call the denoiser less often.
-    Iterations with equal numbers of evaluations all count with their median times, whole and bare. The ratio is the sum
-    of the whole times divided by the sum of the bare times. A run encodes each of its prompts once; here all are
-    encoded first, and each iteration is charged its share of that time.
+    reward. All calls of an iteration are made again, also those of further epochs, and those of a reference or an old
+    policy, with the trained weights in place of theirs. Iterations are taken from the whole run: a later window shares
+    longer prefixes, so its iterations call the denoiser less often. Iterations with equal numbers of evaluations all
+    count with their median times, whole and bare. The ratio is the sum of the whole times divided by the sum of the
+    bare times. A run encodes each of its prompts once; here all are encoded first, and each iteration is charged its
+    share of that time.
     """
     trainer = _trainer(recipe, folder)
     task = flow_task(trainer)
@@ -41,9 +39,7 @@ def overhead(recipe: Recipe, folder: Path, report: Report, repeats: int = 20) ->
         record = trainer.iterate(k)
         whole = time.perf_counter() - began + encoding / recipe.run.iterations
         parts.append({key: value for key, value in record.items() if key.startswith("time/")})
-        pairs.setdefault(task.plan_for(k).counts().evaluations, []).append(
-            (whole, _bare_seconds(trainer, task.plan_for(k)))
-        )
+        pairs.setdefault(task.plan_for(k).counts().evaluations, []).append((whole, _bare_seconds(trainer, k)))
     kinds = [_Kind.of(evaluations, of_kind) for evaluations, of_kind in sorted(pairs.items())]
     whole, bare = (sum(len(kind.ratios) * getattr(kind, part) for kind in kinds) for part in ("whole", "bare"))
     images = recipe.rollout.prompts * task.plan_for(0).counts().leaves
@@ -66,8 +62,11 @@ def overhead(recipe: Recipe, folder: Path, report: Report, repeats: int = 20) ->
 
 
 def _spread(count: int, end: int) -> list[int]:
-    """`count` iterations from 1 to `end`, spread evenly by the golden section, so that they match no schedule."""
-    return sorted(1 + int(end * (k * (math.sqrt(5) - 1) / 2 % 1)) for k in range(count))
+    """`count` iterations of a run of length `end`, without the first, which warms up.
+
+    They are spread evenly by the golden section, so that they match no schedule.
+    """
+    return sorted(min(1 + int((end - 1) * (k * (math.sqrt(5) - 1) / 2 % 1)), end - 1) for k in range(count))
 
 
 class _Kind(NamedTuple):
@@ -93,35 +92,44 @@ def _encoding_seconds(trainer: Trainer) -> float:
     return time.perf_counter() - began
 
 
-def _bare_seconds(trainer: Trainer, plan: Plan) -> float:
-    """Time of the transformer alone for one iteration of a plan."""
-    policy, prompts = flow_task(trainer).policy, trainer.recipe.rollout.prompts
-    pipe = policy.denoiser.pipe
-    transformer = pipe.transformer
-    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-    handle = transformer.register_forward_pre_hook(
-        lambda module, args, kwargs: calls.append((args, kwargs)), with_kwargs=True
-    )
-    rows = trainer.data.train.take(0, prompts)
-    texts = [row.text for row in rows]
-    rollout = policy.sample(texts, [address(0, k) for k in range(prompts)], plan, trainer.recipe.optimizer.updates)
-    velocity = policy.velocity_of(texts)
-    with torch.no_grad():
-        # The first calls have no gradient: sampling, and the reference if a penalty needs it.
-        if {"kl", "w2"} & set(policy.penalties):
-            for transitions, batch in batches_of(rollout):
-                replay(velocity, transitions, batch)
-        sampled = len(calls)
-        for transitions, batch in batches_of(rollout):
-            replay(velocity, transitions, batch)
-    handle.remove()
+class _Call(NamedTuple):
+    """A call of the denoiser: its arguments, and whether gradients were taken."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    graded: bool
+
+
+def _calls(trainer: Trainer, iteration: int) -> list[_Call]:
+    """The calls of the denoiser in an iteration, which is made once more."""
+    calls: list[_Call] = []
+
+    def keep(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        calls.append(_Call(args, kwargs, torch.is_grad_enabled()))
+
+    handle = _denoiser(trainer).register_forward_pre_hook(keep, with_kwargs=True)
+    try:
+        trainer.iterate(iteration)
+    finally:
+        handle.remove()
+    return calls
+
+
+def _denoiser(trainer: Trainer) -> Any:
+    return flow_task(trainer).policy.denoiser.pipe.transformer
+
+
+def _bare_seconds(trainer: Trainer, iteration: int) -> float:
+    """Time of the denoiser alone for an iteration."""
+    calls, denoiser = _calls(trainer, iteration), _denoiser(trainer)
+    trainer.clock.lap()  # waits for an accelerator
     began = time.perf_counter()
-    with torch.no_grad():
-        for args, kwargs in calls[:sampled]:
-            transformer(*args, **kwargs)
-    for args, kwargs in calls[sampled:]:
-        output = transformer(*args, **kwargs)
-        (output[0] if isinstance(output, tuple) else output.sample).float().square().mean().backward()
+    for args, kwargs, graded in calls:
+        with torch.set_grad_enabled(graded):
+            output = denoiser(*args, **kwargs)
+        if graded:
+            (output[0] if isinstance(output, tuple) else output.sample).float().square().mean().backward()
+    trainer.clock.lap()
     taken = time.perf_counter() - began
     trainer.optimizer.zero_grad(set_to_none=True)
     return taken
