@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import torch
@@ -80,7 +81,7 @@ class TimedIterations:
         """
         seconds, error = self.seconds, self.records[0].get("ratio/first_error")
         report(
-            f"an iteration: {seconds[len(seconds) // 2]:.2f} s for {made}, median of {len(seconds)} "
+            f"an iteration: {median(seconds):.2f} s for {made}, median of {len(seconds)} "
             f"({seconds[0]:.2f} to {seconds[-1]:.2f})"
         )
         report("  ".join(f"{name} {share:.1%}" for name, share in self.shares.items()))

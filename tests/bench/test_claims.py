@@ -129,6 +129,21 @@ def test_seconds_are_of_the_process_and_leave_out_evaluations(tmp_path: Path, mo
     assert [line["trained_edges"] for line in lines] == [6, 6]
 
 
+def test_counts_after_a_line_that_was_cut_short_are_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flowgrpo.bench.claims.metering.flow_task", lambda trainer: trainer.task)
+    counts = SimpleNamespace(counts=lambda: SimpleNamespace(trained_edges=2))
+    recipe, weights = SimpleNamespace(rollout=SimpleNamespace(prompts=3)), SimpleNamespace(modules={})
+    task = SimpleNamespace(device=torch.device("cpu"), recipe=recipe, plan_for=lambda number: counts, weights=weights)
+    file = tmp_path / "compute.jsonl"
+    meter = Meter(file, "a run", silent)
+    meter.started(SimpleNamespace(task=task, next_iteration=0))  # type: ignore[arg-type]
+    meter.iteration({"iteration": 0})
+    file.write_text(file.read_text() + '{"iteration": 1, "forw')
+    for number in (1, 2):
+        meter.iteration({"iteration": number})
+    assert [line["iteration"] for line in json_lines(file)] == [0, 1, 2]
+
+
 def test_a_result_that_is_there_is_not_made_again(measured: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any) -> None:
         raise AssertionError("trained again")

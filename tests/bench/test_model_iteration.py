@@ -10,6 +10,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from flowgrpo.bench.model_iteration import iteration
+from flowgrpo.bench.timed_iterations import TimedIterations
 from flowgrpo.cli.app import app
 from flowgrpo.configs.load import load_image_recipe, load_recipe
 from flowgrpo.estimate.known_models import masked_shapes_of
@@ -239,3 +240,11 @@ def test_a_masked_model_is_measured_with_its_configuration_alone(recipe: str, ki
 def test_what_cannot_be_measured_is_refused(recipe: str, words: list[str], said: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=said):
         iteration(load_recipe(recipe, words), tmp_path / "run", print, 1)
+
+
+@pytest.mark.parametrize(("seconds", "said"), [([1.0, 3.0], "2.00"), ([1.0, 2.0, 6.0], "2.00")])
+def test_an_even_number_of_iterations_has_its_median(seconds: list[float], said: str) -> None:
+    lines: list[str] = []
+    timed = TimedIterations(CPU, [{}] * len(seconds), {"rest": seconds}, seconds, 0.0, {})
+    timed.tell_times(lines.append, "24 images")
+    assert lines[0].startswith(f"an iteration: {said} s for 24 images, median of {len(seconds)} (1.00 to ")

@@ -66,8 +66,10 @@ class Meter:
             "seconds": self.clock() - self.began,
         }
         self._begin()
+        # A full disk may have cut the last line short, and a line that is joined to it would be lost.
+        torn = self.file.is_file() and not self.file.read_bytes().endswith(b"\n")
         with self.file.open("a", encoding="utf-8") as handle:
-            handle.write(json.dumps(line) + "\n")
+            handle.write("\n" * torn + json.dumps(line) + "\n")
 
     def evaluation(self, iteration: int, record: Mapping[str, float | None]) -> None:
         """Discard the counts of the evaluation, and report its scores."""
