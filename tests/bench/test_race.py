@@ -383,3 +383,15 @@ def test_an_unknown_recipe_is_refused(tmp_path: Path) -> None:
     outcome = CliRunner().invoke(app, ["bench", "race", "awn", "--results", str(tmp_path / "results")])
     assert outcome.exit_code
     assert "no recipe 'awn' for the race; use" in str(outcome.exception) + outcome.output
+
+
+@pytest.mark.slow
+def test_the_published_table_comes_from_the_committed_results(tmp_path: Path) -> None:
+    """A default that changes must not keep the race from finding what it has measured."""
+    record = Path(__file__).resolve().parents[2] / "docs" / "benchmarks" / "race"
+    settings = Settings(record / "results", (0, 1, 2), 0.5, any_code=True)
+    race(settings, [], tmp_path, lambda text: None, only_report=True)
+    made, published = ((folder / "race.md").read_text().splitlines() for folder in (tmp_path, record))
+    rows = [line for line in published if line.startswith("| `")]
+    assert len(rows) == 21
+    assert [line for line in made if line.startswith("| `")] == rows

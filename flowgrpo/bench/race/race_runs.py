@@ -151,7 +151,8 @@ def race_recipe(entry: Entry, settings: Settings) -> Recipe:
     prompts = min(EVALUATED, own.evaluate.prompts or EVALUATED)
     changes += [
         f"data.heldout={HELD_OUT if entry.trial else TEST}",
-        f"evaluate={{every: {every}, prompts: {prompts}, seeds: 1, steps: 10, rewards: [{{name: {SCORE}}}]}}",
+        f"evaluate={{every: {every}, prompts: {prompts}, take: first, seeds: 1, steps: 10, "
+        f"rewards: [{{name: {SCORE}}}]}}",
         f"run={{iterations: {iterations}, seed: {entry.seed}, checkpoint_every: 25, keep: 1, sample_every: {every}}}",
     ]
     return load_image_recipe(entry.method, changes)
