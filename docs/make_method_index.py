@@ -20,6 +20,7 @@ from method_rows import code_lines, tables, wrapped
 from flowgrpo.configs.load import recipe_names
 from flowgrpo.core import advantages, neighbours, penalties, process, selection, trees
 from flowgrpo.core import forward_process as forward
+from flowgrpo.pipelines import policy
 from flowgrpo.rewards import win_rate
 from flowgrpo.samplers import kernels, plans, schedules, solvers, transitions, windows
 from flowgrpo.training.credit import step_credits
@@ -114,6 +115,19 @@ METHODS = (
         (neighbours.neighbour_log_ratio, neighbours.quasi_norm, neighbour.NeighbourObjective),
     ),
     Method(
+        "DenseGRPO", "2601.20218", ("dense_grpo",),
+        "The noise level is that of Flow-GRPO at every step; the paper calibrates it before training. A step's gains "
+        "are divided by their standard deviation in the group. The embedded form trains four of ten steps.",
+        (process.turning_point_rewards,),
+    ),
+    Method(
+        "Flash-GRPO", "2605.15980", ("flash_grpo",),
+        "All prompts of an iteration share the step that is trained; in the released code only the images of a prompt "
+        "do. The factors are divided by their mean over the steps that may be drawn, and in the released code by their "
+        "mean over a batch. The size of a group is Flow-GRPO's; the paper's could not be read.",
+        (policy.FlowPolicy.step_weight,),
+    ),
+    Method(
         "SAGE-GRPO", "2603.21872", ("sage_grpo",),
         "The variance is bounded below by 0; the released variance can be negative. The coefficients of the two KL "
         "terms are fixed at 1e-5 and 1e-6; the released code adapts the first within 1e-7 to 1e-5, and the second is a "
@@ -201,6 +215,14 @@ METHODS = (
         "is guided by 1.8 in the embedded form, with which it is best, and by 4.5 in the published form. The averages "
         "of the weights rise as in the code, for the rendering of text.",
         (forward.crd, penalties.adaptive_kl),
+    ),
+    Method(
+        "RAM", "2605.10759", ("ram",),
+        "The paper and its code could not be read. Two programs of others that follow the paper agree on its loss. The "
+        "density of the noise levels is that of one of them, on the line through the levels of the rollout. The recipe "
+        "divides the loss by η, which changes no step of AdamW but for its ε. The embedded form draws one noise for a "
+        "prompt.",
+        (),
     ),
     Method(
         "Flow-DPO", "2501.13918", ("flow_dpo",),
