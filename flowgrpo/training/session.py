@@ -292,7 +292,8 @@ def _policies(
         with torch.enable_grad():
             denoiser.self_check(shown)
         made = flow_policy(recipe, denoiser, weights)
-        made.require_reference(shown)
+        if number == steps_of(recipe):
+            made.require_reference(shown)
         return made
 
     policy = checked_policy()
