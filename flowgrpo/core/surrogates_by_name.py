@@ -12,8 +12,9 @@ from .offpolicy import MORE_SURROGATES
 from .pooled_ratios import sspo
 from .surrogates import SURROGATES as CLASSIC
 from .surrogates import clip_nats
+from .trust_regions import TRUST_REGIONS
 
 SURROGATES: dict[str, Callable[..., Tensor]] = {
-    **CLASSIC, "clip_nats": clip_nats, **MORE_SURROGATES, "sspo": sspo, "hapo": hapo, "capo": capo,
+    **CLASSIC, "clip_nats": clip_nats, **MORE_SURROGATES, "sspo": sspo, "hapo": hapo, "capo": capo, **TRUST_REGIONS,
 }  # fmt: skip
 """`surrogate(log_ratio [B, T], adv, logp, mask, *, ...) -> [B, T]`."""

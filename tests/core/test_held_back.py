@@ -34,10 +34,11 @@ CASES = {
     "units": per_unit(partial(clip, low=0.3), UNITS),
     "sspo": partial(SURROGATES["sspo"], units=UNITS, entropy=ENTROPY, mean_entropy=0.5),
     "hapo": partial(SURROGATES["hapo"], entropy=ENTROPY, mean_entropy=0.5),
+    "spo/probability": partial(SURROGATES["spo"], epsilon=0.05, by="probability"),
     "capo": partial(SURROGATES["capo"], curvature=ENTROPY / 2, limit=0.2),
 }
 BOUNDED = ("clip", "clip_nats", "gmpo", "bapo", "dcpo", "rec", "dhpo", "units", "sspo", "hapo", "capo")
-LIMITED = ("sapo", "r2vpo", "nft")
+LIMITED = ("sapo", "r2vpo", "nft", "spo", "spo/probability")
 """Beyond the limit of what is computed they have no gradient."""
 
 

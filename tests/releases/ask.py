@@ -18,9 +18,10 @@ from tests.releases.asked_losses import LOSSES
 from tests.releases.asked_models import MODELS
 from tests.releases.asked_schedules import SCHEDULES
 from tests.releases.asked_steps import STEPS_OF
+from tests.releases.asked_tokens import TOKENS
 from tests.releases.asking import NUMBERS, Question, plain, taken
 
-QUESTIONS: dict[str, Question] = {**STEPS_OF, **SCHEDULES, **CREDIT, **LOSSES, **MODELS, **BLOCK_MODELS}
+QUESTIONS: dict[str, Question] = {**STEPS_OF, **SCHEDULES, **CREDIT, **LOSSES, **TOKENS, **MODELS, **BLOCK_MODELS}
 
 
 def main() -> None:
