@@ -34,10 +34,13 @@ CASES = {
     "units": per_unit(partial(clip, low=0.3), UNITS),
     "sspo": partial(SURROGATES["sspo"], units=UNITS, entropy=ENTROPY, mean_entropy=0.5),
     "hapo": partial(SURROGATES["hapo"], entropy=ENTROPY, mean_entropy=0.5),
+    "dppo/kl": partial(SURROGATES["dppo"], low=0.02, high=0.1, divergence="kl"),
+    "dppo/most": partial(SURROGATES["dppo"], most=1.1),
+    "cppo/budget": partial(SURROGATES["cppo"], bound=0.1, last=0.5, budget=0.01),
     "spo/probability": partial(SURROGATES["spo"], epsilon=0.05, by="probability"),
     "capo": partial(SURROGATES["capo"], curvature=ENTROPY / 2, limit=0.2),
 }
-BOUNDED = ("clip", "clip_nats", "gmpo", "bapo", "dcpo", "rec", "dhpo", "units", "sspo", "hapo", "capo")
+BOUNDED = ("clip", "clip_nats", "gmpo", "bapo", "dcpo", "rec", "dhpo", "units", "sspo", "hapo", "capo", "dppo", "cppo")
 LIMITED = ("sapo", "r2vpo", "nft", "spo", "spo/probability")
 """Beyond the limit of what is computed they have no gradient."""
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from tests.releases.asking import Names, Question, drawn
-from tests.releases.sources import FLOW_DPPO
+from tests.releases.sources import FLOW_DPPO, STABLE_RL
 
 
 def tokens(rows: int = 6, length: int = 9) -> dict[str, Any]:
@@ -37,6 +38,36 @@ def drpo_loss(names: Names) -> dict[str, Any]:
     return found
 
 
+def dppo_loss(names: Names) -> dict[str, Any]:
+    """The masks of DPPO, and the gradient of its loss, for both divergences of two outcomes and two sets of bounds."""
+    given = tokens()
+    found: dict[str, Any] = {**given, "most": 1.5, "forms": []}
+    everywhere = torch.ones_like(given["logp"])
+    for divergence, low, high in (("tv", 0.15, 0.15), ("tv", 0.02, 0.1), ("kl", 0.05, 0.05), ("kl", 0.2, 0.01)):
+        logp = given["logp"].clone().requires_grad_(True)
+        config = {"clip_ratio": 0.2, "clip_ratio_low": low, "clip_ratio_high": high}
+        advantage = given["advantage"][:, None].expand_as(logp)
+        kept = names["_compute_token_mask_for_policy_loss"](
+            rollout_log_prob=given["old"], old_log_prob=given["old"], log_prob=logp, advantages=advantage,
+            response_mask=everywhere, loss_mode=f"dppo_binary_{divergence}", config=SimpleNamespace(**config),
+        )  # fmt: skip
+        names["verl_F"] = SimpleNamespace(masked_mean=lambda *_: torch.zeros(()))
+        names["agg_loss"] = lambda loss_mat, **_: loss_mat.sum()
+        settings = {"global_batch_info": {}, "get": {"clip_ratio_c": found["most"]}.get}
+        loss, _ = names["compute_policy_loss_with_mask"](
+            old_log_prob=given["old"], log_prob=logp, advantages=advantage, response_mask=everywhere, mask=kept,
+            rollout_log_prob=given["old"], entropy=everywhere, topk_kl=everywhere, topk_tv=everywhere,
+            config=SimpleNamespace(**settings),
+        )  # fmt: skip
+        loss.backward()
+        found["forms"].append({
+            "divergence": divergence, "low": low, "high": high, "kept": kept.int(), "loss": loss, "gradient": logp.grad,
+        })  # fmt: skip
+    return found
+
+
+MASKED = ("_compute_token_mask_for_policy_loss", "compute_policy_loss_with_mask")
 TOKENS: dict[str, Question] = {
     "drpo_loss": Question(*FLOW_DPPO, "unirl/algorithms/drpo.py", ("_drpo_loss",), drpo_loss),
+    "dppo_loss": Question(*STABLE_RL, "verl/trainer/ppo/core_algos.py", MASKED, dppo_loss),
 }

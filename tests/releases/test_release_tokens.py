@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowgrpo.core.surrogates import losses
-from flowgrpo.core.trust_regions import spo
+from flowgrpo.core.surrogates import held_back, losses
+from flowgrpo.core.trust_regions import dppo, spo
 from tests.releases.comparing import numbers
 
 
@@ -29,3 +29,20 @@ def test_the_pull_to_a_border_has_the_loss_of_the_release() -> None:
         torch.testing.assert_close(slope, torch.tensor(form["gradient"]), rtol=1e-5, atol=1e-5)
     turned = torch.tensor(asked["forms"][1]["gradient"]).sign() == torch.tensor(asked["advantage"])[:, None].sign()
     assert 0 < turned.sum() < turned.numel()  # some tokens are beyond the narrower border
+
+
+def test_the_region_of_probabilities_is_that_of_the_release() -> None:
+    asked = numbers("dppo_loss")
+    logp, adv = torch.tensor(asked["logp"]), torch.tensor(asked["advantage"])
+    everywhere = torch.ones(logp.shape, dtype=torch.bool)
+    for form in asked["forms"]:
+        options = {key: form[key] for key in ("divergence", "low", "high")}
+        surrogate = partial(dppo, most=asked["most"], **options)
+        held = held_back(surrogate, logp - torch.tensor(asked["old"]), adv, logp, everywhere)
+        assert held is not None
+        assert (~held).int().tolist() == form["kept"]
+        assert held[adv > 0].any()
+        assert held[adv < 0].any()
+        loss, slope = losses_of(asked, surrogate, everywhere)
+        torch.testing.assert_close(loss.sum().item(), form["loss"], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(slope, torch.tensor(form["gradient"]), rtol=1e-5, atol=1e-5)
