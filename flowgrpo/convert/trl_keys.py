@@ -48,8 +48,6 @@ MISSING = (
     Missing(
         "top_entropy_quantile", (1,), "no objective here trains only on tokens of high entropy; use the whole answer"
     ),
-    Missing("off_policy_mask_threshold", (), "objective.correction `mask` bounds the distance from the sampler"),
-    Missing("use_bias_correction_kl", (), "the KL has the exact gradient on-policy without it"),
     Missing("sync_ref_model", (), "the reference is the base model here"),
     Missing("use_adaptive_entropy", (), "objective.entropy has a target, and moves its coefficient by another rule"),
     Missing("router_aux_loss_coef", (0, 0.001), "no loss is added for the balance of experts"),

@@ -45,6 +45,11 @@ def objective(conversion: Conversion) -> None:
         found["drop_truncated"] = True
         keys.append("mask_truncated_completions")
     conversion.used("mask_truncated_completions")
+    if (threshold := settings.number("off_policy_mask_threshold")) is not None and _moves(conversion):
+        found["off_policy"] = threshold
+        keys.append("off_policy_mask_threshold")
+    elif threshold is not None:
+        conversion.ignore("off_policy_mask_threshold", "with one update of a generation, no answer is off-policy")
     conversion.carry(keys, "objective", found, note)
     coefficient = settings.number("entropy_coef") or 0.0
     if coefficient > 0 and not settings.flag("use_adaptive_entropy"):
@@ -92,9 +97,23 @@ def _surrogate(conversion: Conversion, kind: str) -> dict[str, Any]:
     return found
 
 
+def _moves(conversion: Conversion) -> bool:
+    """Whether the policy that is trained may differ from the one that sampled."""
+    made = conversion.recipe.get("optimizer", {})
+    steps = made.get("updates", 1) * made.get("epochs", 1)
+    return steps > 1 or conversion.settings.flag("use_vllm")
+
+
 def _kl(conversion: Conversion) -> None:
     beta = conversion.settings.number("beta") or 0.0
-    if beta > 0:
+    corrected = conversion.settings.flag("use_bias_correction_kl")
+    conversion.used("use_bias_correction_kl")
+    if beta > 0 and corrected:
+        whole = conversion.settings.text("importance_sampling_level") == "sequence"
+        note = "the ratio of the token here, and of the whole completion there" if whole else ""
+        penalty = {"name": "kl", "weight": beta, "kind": "k3r"}
+        conversion.carry(["beta", "use_bias_correction_kl"], "penalties", [penalty], note)
+    elif beta > 0:
         note = "the same estimate, with the exact gradient; theirs has the gradient of the reverse KL"
         conversion.carry("beta", "penalties", [{"name": "kl", "weight": beta, "kind": "k3+"}], note)
     else:

@@ -1,4 +1,4 @@
-"""Protection of single tokens and rows: likelihoods that must not fall, and tokens that good and bad rows share."""
+"""Protection of tokens and rows: likelihoods that must not fall, tokens that good and bad rows share, stray rows."""
 
 from __future__ import annotations
 
@@ -121,3 +121,20 @@ def confident_rows(entropy: Tensor, mask: Tensor, limit: float = math.log(2)) ->
     """
     kept = mask.bool()
     return torch.where(kept, entropy, 0.0).sum(1) / kept.sum(1).clamp(min=1) <= limit
+
+
+def stray_weights(fall: Tensor, adv: Tensor, mask: Tensor, limit: float) -> Tensor:
+    """[B, T] weights: 0 for A < 0 in rows that the policy has left, else 1 (DeepSeek-V3.2, arXiv 2512.02556, Eq. 9).
+
+    The policy learns most from its own mistakes. A bad row that it would hardly write again says little about it, and
+    pushes it away from where it is not.
+
+    Args:
+        fall: [B, T] log-prob when the row was sampled, minus the log-prob now; NaN outside `mask` does not matter.
+        adv: [B] or [B, T].
+        mask: [B, T] bool or 0/1.
+        limit: mean of `fall` over a row's columns above which the policy has left the row.
+    """
+    kept = mask.bool()
+    mean = torch.where(kept, fall.detach(), 0.0).sum(1, keepdim=True) / kept.sum(1, keepdim=True).clamp(min=1)
+    return torch.where((mean > limit) & (per_column(adv) < 0), 0.0, 1.0).expand_as(fall)

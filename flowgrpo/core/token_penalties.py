@@ -18,17 +18,23 @@ from ..parts.ranges import Count, NotNegative, Share
 from .entropy_guided import uncertain_windows
 from .guards import likelihood_guard
 from .objectives import kl as kl_estimate
+from .surrogates import LOG_LIMIT
 
 
-def kl(logp: Tensor, ref_logp: Tensor, *, kind: Literal["k2", "k3+"] = "k2") -> Tensor:
+def kl(logp: Tensor, ref_logp: Tensor, old_logp: Tensor, *, kind: Literal["k2", "k3+", "k3r"] = "k2") -> Tensor:
     """KL divergence to the reference, by an estimate with the correct gradient (2510.01555).
 
     Args:
         logp: [R, T] with gradient.
         ref_logp: [R, T].
-        kind: `k2` is half of the squared log-ratio; `k3+` has the value of k3 and the gradient of k2.
+        old_logp: [R, T].
+        kind: `k2` is half of the squared log-ratio; `k3+` has the value of k3 and the gradient of k2. Both are exact
+            on average before the policy moves. `k3r` is k3 times the ratio, and stays exact after it (DeepSeek-V3.2,
+            2512.02556).
     """
-    return kl_estimate(logp, ref_logp, kind)
+    if kind != "k3r":
+        return kl_estimate(logp, ref_logp, kind)
+    return (logp - old_logp.detach()).clamp(max=LOG_LIMIT).exp() * kl_estimate(logp, ref_logp, "k3")
 
 
 @needs(several_updates("compares with the policy that sampled, and has no effect before the policy has moved"))

@@ -99,6 +99,9 @@ def test_losses(
         ({"scale_rewards": "batch"}, "advantage.scale", "batch"),
         ({"multi_objective_aggregation": "normalize_then_sum"}, "advantage", "gdpo"),
         ({"beta": 0.0}, "penalties", []),
+        ({"beta": 0.0, "use_bias_correction_kl": True}, "penalties", []),
+        ({"off_policy_mask_threshold": 0.5, "num_iterations": 2}, "objective.off_policy", 0.5),
+        ({"off_policy_mask_threshold": 0.5, "use_vllm": True}, "objective.off_policy", 0.5),
         ({"top_p": 0.9}, "generation.top_p", 0.9),
         ({"min_p": 0.1}, "generation.min_p", 0.1),
         ({"min_p": 0.0}, "generation.min_p", None),
@@ -178,6 +181,24 @@ def test_an_adapter(tmp_path: Path) -> None:
     assert any("lora_dropout 0.05" in line for line in lines[lines.index("not carried over:") :])
     recipe, _ = converted(tmp_path, use_peft=True, lora_target_modules=["q_proj"], lora_dropout=0.0)
     assert recipe.model.lora.targets == ["q_proj"]
+
+
+@pytest.mark.parametrize(
+    ("level", "note"), [("token", ""), ("sequence", "the ratio of the token here, and of the whole completion there")]
+)
+def test_the_kl_times_the_ratio_stays_it(level: str, note: str, tmp_path: Path) -> None:
+    changes = {"use_bias_correction_kl": True, "importance_sampling_level": level}
+    recipe, lines = converted(tmp_path, **changes)
+    assert [(one.name, one["weight"], one["kind"]) for one in recipe.penalties] == [("kl", 0.001, "k3r")]
+    (told,) = [line for line in lines if "use_bias_correction_kl" in line]
+    assert note in told
+
+
+def test_a_mask_of_what_is_off_policy_needs_a_policy_that_moves(tmp_path: Path) -> None:
+    once = {"steps_per_generation": None, "num_iterations": 1}
+    recipe, lines = converted(tmp_path, off_policy_mask_threshold=0.5, **once)
+    assert recipe.objective["off_policy"] is None
+    assert any("with one update of a generation, no answer is off-policy" in line for line in lines)
 
 
 def test_a_constant_bonus_of_entropy_stays_constant(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from flowgrpo.core.guards import confident_rows, conflict_weights, likelihood_guard
+from flowgrpo.core.guards import confident_rows, conflict_weights, likelihood_guard, stray_weights
 from flowgrpo.core.objectives import policy_loss
 
 NAN, INF = math.nan, math.inf
@@ -124,6 +124,20 @@ def test_rows_that_have_lost_their_confidence_are_left_out():
     assert confident_rows(torch.tensor([[1.0, NAN]]), torch.tensor([[1, 0]])).tolist() == [False]
     assert confident_rows(entropy, mask, 0.5).tolist() == [True, False, False, True]
     assert confident_rows(entropy, mask, 0.8).tolist() == [True, True, True, True]
+
+
+def test_a_bad_row_that_the_policy_has_left_is_left_out():
+    """Mean falls are 0.6, 0.4, 0.6 and 0.6; the limit is 0.5, and the third row is a good one."""
+    fall = torch.tensor([[0.9, 0.3, NAN], [1.2, 0.0, 0.0], [0.6, 0.6, 0.6], [2.4, -0.6, 0.0]], requires_grad=True)
+    mask, adv = ~fall.isnan(), torch.tensor([-1.0, -1.0, 1.0, -0.1])
+    found = stray_weights(fall, adv, mask, 0.5)
+    assert found.tolist() == [[0, 0, 0], [1, 1, 1], [1, 1, 1], [0, 0, 0]]
+    assert not found.requires_grad
+    assert stray_weights(fall, adv, mask, 0.7).min() == 1
+    assert stray_weights(fall, adv, torch.zeros(4, 3), 0.5).min() == 1
+    # Of a row with advantages of both signs, the good tokens stay. An advantage of 0 is not below 0.
+    each = torch.tensor([[-1.0, 2.0, 0.0]]).expand(4, 3)
+    assert stray_weights(fall, each, mask, 0.5)[0].tolist() == [0, 1, 1]
 
 
 @pytest.mark.parametrize(

@@ -71,8 +71,33 @@ def test_penalties_of_tokens() -> None:
     mask, adv = torch.ones(2, 2, dtype=torch.bool), torch.tensor([1.0, -1.0])
     close(token_penalties.llds(logp, old, mask, adv), [[0.5, 1.0], [0.5, 0.5]])
     close(token_penalties.llds(logp, old, mask, adv, rows="good"), [[0.5, 1.0], [0.0, 0.0]])
-    close(token_penalties.kl(logp, old), [[0.125, 0.5], [0.125, 0.125]])
-    close(token_penalties.kl(logp, old, kind="k3+")[0], [math.exp(0.5) - 1.5, math.e - 2])
+    close(token_penalties.kl(logp, old, logp), [[0.125, 0.5], [0.125, 0.125]])
+    close(token_penalties.kl(logp, old, logp, kind="k3+")[0], [math.exp(0.5) - 1.5, math.e - 2])
+    doubled = token_penalties.kl(logp, old, logp - math.log(2), kind="k3r")[0]
+    close(doubled, [2 * (math.exp(0.5) - 1.5), 2 * (math.e - 2)])
+    assert token_penalties.kl(logp, logp - 1, logp - 800, kind="k3r").isfinite().all()
+
+
+@pytest.mark.parametrize("moved", [0.0, 1.0])
+def test_the_kl_with_the_ratio_has_the_exact_gradient_after_the_policy_has_moved(moved: float) -> None:
+    """The mean over all five tokens, each as likely as under the policy that sampled, is taken without drawing."""
+    g = torch.Generator().manual_seed(3)
+    sampled, reference, step = torch.randn(3, 5, generator=g, dtype=torch.float64)
+    scores = (sampled + moved * step).requires_grad_()
+    logp, old, ref = (one.log_softmax(0) for one in (scores, sampled, reference))
+    exact = (logp.exp() * (logp - ref)).sum()
+    wanted = torch.autograd.grad(exact, scores, retain_graph=True)[0]
+    found, plain = (
+        torch.autograd.grad(
+            (old.exp() * token_penalties.kl(logp, ref, old, kind=kind)).sum(), scores, retain_graph=True
+        )[0]
+        for kind in ("k3r", "k2")
+    )
+    torch.testing.assert_close(found, wanted)
+    estimate = (old.exp() * token_penalties.kl(logp, ref, old, kind="k3r")).sum()
+    torch.testing.assert_close(estimate, exact)
+    # The kinds without the ratio are exact before the policy moves alone.
+    assert torch.allclose(plain, wanted) == (moved == 0.0)
 
 
 def test_a_recipe_has_penalties_of_steps_only_if_it_trains_steps_by_their_densities() -> None:

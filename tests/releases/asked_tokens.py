@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tests.releases.asking import Names, Question, drawn
-from tests.releases.sources import FLOW_DPPO, STABLE_RL
+from tests.releases.sources import FLOW_DPPO, STABLE_RL, TRL
 
 
 def tokens(rows: int = 6, length: int = 9) -> dict[str, Any]:
@@ -66,8 +66,30 @@ def dppo_loss(names: Names) -> dict[str, Any]:
     return found
 
 
+def trl_masks(names: Names) -> dict[str, Any]:
+    """Which answers are kept as not too far off the policy, and the KL times the ratio with its gradient."""
+    given = tokens() | {"advantage": [-1.0, 1.0, -1.0, 0.0, -1.0, -1.0], "limits": [-0.1, 0.05, 0.2]}
+    lengths = torch.tensor(given["lengths"])[:, None]
+    mask = (torch.arange(given["logp"].shape[1]) < lengths).int()
+    found: dict[str, Any] = {**given, "kept": [], "reference": given["old"] + 0.5 * drawn(4, *mask.shape)}
+    for limit in given["limits"]:
+        kept = names["get_off_policy_mask"](
+            torch.tensor(given["advantage"])[:, None], given["logp"], given["old"], mask, limit
+        )
+        found["kept"].append(kept[:, 0])
+    logp = given["logp"].clone().requires_grad_(True)
+    made = names["run"](
+        self=SimpleNamespace(beta=0.1, args=SimpleNamespace(use_bias_correction_kl=True)), per_token_logps=logp,
+        inputs={"ref_per_token_logps": found["reference"]}, coef_1=(logp - given["old"]).exp(),
+    )  # fmt: skip
+    made["per_token_kl"].sum().backward()
+    return {**found, "kl": made["per_token_kl"], "gradient": logp.grad}
+
+
+TRAINER, OFF_POLICY = "trl/trainer/grpo_trainer.py", ("GRPOTrainer.get_off_policy_mask",)
 MASKED = ("_compute_token_mask_for_policy_loss", "compute_policy_loss_with_mask")
 TOKENS: dict[str, Question] = {
     "drpo_loss": Question(*FLOW_DPPO, "unirl/algorithms/drpo.py", ("_drpo_loss",), drpo_loss),
     "dppo_loss": Question(*STABLE_RL, "verl/trainer/ppo/core_algos.py", MASKED, dppo_loss),
+    "trl_masks": Question(*TRL, TRAINER, OFF_POLICY, trl_masks, (3069, 3076)),
 }

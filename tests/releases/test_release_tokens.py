@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flowgrpo.core.guards import stray_weights
 from flowgrpo.core.surrogates import held_back, losses
+from flowgrpo.core.token_penalties import kl
 from flowgrpo.core.trust_regions import dppo, spo
 from tests.releases.comparing import numbers
 
@@ -46,3 +48,21 @@ def test_the_region_of_probabilities_is_that_of_the_release() -> None:
         loss, slope = losses_of(asked, surrogate, everywhere)
         torch.testing.assert_close(loss.sum().item(), form["loss"], rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(slope, torch.tensor(form["gradient"]), rtol=1e-5, atol=1e-5)
+
+
+def test_bad_answers_off_the_policy_are_left_out_as_in_trl() -> None:
+    asked = numbers("trl_masks")
+    fall = torch.tensor(asked["old"]) - torch.tensor(asked["logp"])
+    mask = torch.arange(fall.shape[1]) < torch.tensor(asked["lengths"])[:, None]
+    found = [stray_weights(fall, torch.tensor(asked["advantage"]), mask, limit) for limit in asked["limits"]]
+    assert [one[:, 0].tolist() for one in found] == asked["kept"]
+    assert len({sum(kept) for kept in asked["kept"]}) > 1
+
+
+def test_the_kl_times_the_ratio_is_that_of_trl() -> None:
+    asked = numbers("trl_masks")
+    logp = torch.tensor(asked["logp"]).requires_grad_(True)
+    found = kl(logp, torch.tensor(asked["reference"]), torch.tensor(asked["old"]), kind="k3r")
+    torch.testing.assert_close(found, torch.tensor(asked["kl"]), rtol=1e-5, atol=1e-5)
+    slope = torch.autograd.grad(found.sum(), logp)[0]
+    torch.testing.assert_close(slope, torch.tensor(asked["gradient"]), rtol=1e-5, atol=1e-5)

@@ -1,4 +1,4 @@
-"""GTPO from a recipe's lines: tokens that good and bad answers share, and answers that are not confident."""
+"""Weights of tokens by a recipe's lines: tokens that good and bad answers share, answers that are left out."""
 
 from pathlib import Path
 
@@ -63,6 +63,35 @@ def test_answers_that_are_not_confident_have_no_weight(small_text: list[str], tm
     assert found[:, 0].sum() == 2
 
 
+def test_bad_answers_that_the_policy_has_left_have_no_weight(small_text: list[str], tmp_path: Path) -> None:
+    """The answers say that they were sampled at a log-prob of -1 a token. The small model finds all less likely."""
+    lines = ["optimizer.epochs=2", "objective.off_policy"]
+    plain = objective_of(small_text, tmp_path / "plain")
+    scored = plain._scored(answers(), [0, 1, 2, 3], ADVANTAGES, None)
+    fall = -1.0 - scored.log_probs.detach()[1, : len(IDS[1])].mean().item()
+    assert fall > 0
+    for limit, kept in ((0.99 * fall, 0.0), (1.01 * fall, 1.0)):
+        objective = objective_of(small_text, tmp_path / str(kept), lines[0], f"{lines[1]}={limit}")
+        found = objective._scored(answers(), [0, 1, 2, 3], ADVANTAGES, None).weight
+        assert found is not None
+        assert found[:, 0].tolist() == [1.0, kept, 1.0, 1.0]
+
+
+def test_the_log_probs_of_the_sampler_count_and_not_those_before_the_update(
+    small_text: list[str], tmp_path: Path
+) -> None:
+    """With two updates the objective keeps log-probs of its own; the fall is still from those of the sampler."""
+    objective = objective_of(small_text, tmp_path / "run", "optimizer.epochs=2", "objective.off_policy=0.5")
+    for sampler, kept in ((-100.0, 1.0), (0.0, 0.0)):
+        said = Completions(
+            [[4]], Sampled(IDS[:2], [[sampler] * len(ids) for ids in IDS[:2]], [True] * 2), [""] * 2, [0, 0]
+        )
+        objective.prepare(said)
+        found = objective._scored(said, [0, 1], ADVANTAGES[:2], None).weight
+        assert found is not None
+        assert found[:, 0].tolist() == [1.0, kept]
+
+
 def test_both_are_weights_of_the_loss(small_text: list[str], tmp_path: Path) -> None:
     lines = ["objective.conflict=3.0", "objective.confident=9.0", "objective.correction=truncate", "optimizer.epochs=2"]
     trainer = trainer_of(small_text, tmp_path / "run", *lines, "rollout.group=24", "rollout.tokens=300")
@@ -77,6 +106,8 @@ def test_both_are_weights_of_the_loss(small_text: list[str], tmp_path: Path) -> 
     ("lines", "message"),
     [
         (["objective.conflict=2.0", "credit=prefix"], "tells good answers from bad ones"),
+        (["objective.off_policy=0.5"], "with off_policy. With one optimizer step .* use optimizer.updates or"),
+        (["objective.off_policy=0.0", "optimizer.updates=2"], "off_policy.* greater than 0|above 0"),
         (["objective.conflict=0.5"], "greater than or equal to 1|at least 1"),
         (["objective={name: answers, confident: 0.5}"], "'confident' is an option of text objective tokens"),
     ],

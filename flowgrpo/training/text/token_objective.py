@@ -14,14 +14,14 @@ from torch import Tensor
 from ...configs.sections import BalanceConfig, EntropyConfig, VarianceConfig
 from ...core.categorical import own_curvature
 from ...core.corrections import Correction, auto
-from ...core.guards import ALIGNMENTS, confident_rows, conflict_weights
+from ...core.guards import ALIGNMENTS, confident_rows, conflict_weights, stray_weights
 from ...core.objectives import held_columns, policy_loss
 from ...core.offpolicy import r2vpo, ratio_variance
 from ...core.surrogates import clip, per_column
 from ...core.token_penalties import TOKEN_PENALTIES
 from ...parts.asked import answered, asked, not_given
 from ...parts.choice import Choice, Of, given_names
-from ...parts.needs import Need, needs, one_round
+from ...parts.needs import Need, needs, one_round, several_updates
 from ...parts.ranges import Positive
 from ...text.scoring import Measure, right_padded
 from ..balance import Balance
@@ -67,8 +67,16 @@ def of_tokens(recipe: TextRecipe, choice: Choice) -> list[str]:
     return faults + [fault for penalty in recipe.penalties for fault in not_given(penalty, OF_TEXT)]
 
 
+def _may_stray(recipe: TextRecipe, choice: Choice) -> list[str]:
+    """A fault where no answer can be one that the policy has left."""
+    if choice.get("off_policy") is None or recipe.generation.engine != "transformers":
+        return []
+    return several_updates("leaves out answers that the policy has left, with off_policy")(recipe, choice)
+
+
 @needs(
     of_tokens,
+    _may_stray,
     moves("balance", "bapo", "the bounds", "lower", "upper"),
     moves("variance", "r2vpo", "the price", "lam"),
     Need("objective.level", ("token",), "counts tokens with `balance`", unless="balance"),
@@ -95,6 +103,8 @@ class TokenObjective(TextObjective):
             uses 2. If left out, all weights are 1.
         confident: train only on answers whose mean entropy is at most this many nats (0.693 in GTPO); on all if left
             out.
+        off_policy: leave out a bad answer if its tokens' log-prob has fallen, since it was sampled, by more than this
+            many nats on average (DeepSeek-V3.2, 2512.02556, Eq. 9). TRL's documentation has 0.5. All count if left out.
         drop_truncated: leave out completions that hit generation.max_tokens (DAPO).
         entropy: a bonus that holds the entropy at a target; none if left out.
         balance: for surrogate `bapo`, search its bounds at each optimizer step; fixed if left out.
@@ -114,6 +124,7 @@ class TokenObjective(TextObjective):
         correction: Annotated[Callable[..., Correction], Of("correction", "auto")] = auto,
         conflict: Annotated[float, Field(ge=1)] | None = None,
         confident: Positive | None = None,
+        off_policy: Positive | None = None,
         drop_truncated: bool = False,
         entropy: EntropyConfig | None = None,
         balance: BalanceConfig | None = None,
@@ -123,7 +134,7 @@ class TokenObjective(TextObjective):
         self.controls = controls or Controls(entropy, variance)
         self.surrogate, self.correction = surrogate, correction
         self.level, self.reduce, self.constant = level, reduce, constant
-        self.conflict, self.confident = conflict, confident
+        self.conflict, self.confident, self.off_policy = conflict, confident, off_policy
         self.penalties = penalties_of(recipe)
         penalties = [penalty for _, penalty in self.penalties.values()]
         self.balance = None if balance is None else Balance(balance)
@@ -203,6 +214,10 @@ class TokenObjective(TextObjective):
         if self.confident is not None and scored.entropy is not None:
             sure = confident_rows(scored.entropy.detach(), mask, self.confident).float()[:, None].expand_as(mask)
             weight = sure if weight is None else weight * sure
+        if self.off_policy is not None:
+            sampler = scored.old - scored.gap
+            near = stray_weights(sampler - scored.log_probs, scored.advantage, mask, self.off_policy)
+            weight = near if weight is None else weight * near
         return replace(scored, weight=weight)
 
     def _measure(self, experience: Completions, batch: list[int]) -> Measure | None:
