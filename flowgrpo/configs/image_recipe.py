@@ -16,8 +16,35 @@ from .rollouts import RolloutConfig, rollout_faults
 from .sections import EmaConfig, HeldOutConfig, LoraConfig, named_once
 
 
+def _are_compared_with(recipe: Any, model: ModelConfig) -> list[str]:
+    if not model.teachers or asking(recipe, "model.teachers"):
+        return []
+    return ["nothing here compares with model.teachers; add penalty taught, or leave model.teachers out"]
+
+
+class TeacherConfig(Section):
+    """A frozen model with which penalty `taught` compares: the model of the run, with another LoRA or another call."""
+
+    name: str | None = Field(
+        None,
+        min_length=1,
+        description="With several teachers, what column `teacher` of a prompt says if this is its teacher.",
+    )
+    lora: str | None = Field(
+        None,
+        min_length=1,
+        description="A LoRA of the model: a `.safetensors` file or a folder of diffusers or peft, or a finished run. "
+        "By default the teacher is the model that training begins from.",
+    )
+    call: dict[str, Any] = Field(
+        default_factory=dict, description="Arguments that the teacher's call has in place of those in `model.call`."
+    )
+
+
 class ModelConfig(Section):
     """The model that is trained."""
+
+    needs = (_are_compared_with,)
 
     path: str = Field("scenes", description="`scenes` (embedded), a diffusers pipeline folder, or a hub id.")
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
@@ -36,6 +63,11 @@ class ModelConfig(Section):
         default_factory=dict,
         description="Arguments that the call of the reference has in place of those in `call`: with `guidance_scale`, "
         "penalties and losses compare with guided predictions.",
+    )
+    teachers: list[TeacherConfig] = Field(
+        default_factory=list,
+        description="Frozen models with which penalty `taught` compares. Of several, each prompt names its own, in "
+        "column `teacher`.",
     )
     variant: Literal["auto", "direct", "inject", "slice", "fast_forward", "relay"] = "auto"
     gradient_checkpointing: bool = False
@@ -56,9 +88,33 @@ class ModelConfig(Section):
         None, description="LoRA: keep the frozen denoiser's linear weights in 8 bits, through torchao."
     )
 
+    @property
+    def other_calls(self) -> list[dict[str, Any]]:
+        """What the calls of the reference and of the teachers change; calls without a change are left out."""
+        found = [self.reference_call, *(teacher.call for teacher in self.teachers)]
+        return [call for k, call in enumerate(found) if call and call not in found[:k]]
+
+    @field_validator("teachers")
+    @classmethod
+    def _names_differ(cls, teachers: list[TeacherConfig]) -> list[TeacherConfig]:
+        names = [teacher.name for teacher in teachers]
+        if len(names) > 1 and None in names:
+            raise ValueError(
+                f"{len(names)} teachers, and number {names.index(None)} has no name; give each a name, which column "
+                "`teacher` of the prompts says"
+            )
+        if repeated := sorted({str(name) for name in names if names.count(name) > 1}):
+            raise ValueError(f"two teachers are called {', '.join(repeated)}; give one of them another name")
+        return teachers
+
     @model_validator(mode="after")
     def _frozen(self) -> ModelConfig:
         self.lora.check_trained(self.train)
+        if self.teachers and self.train == "full":
+            raise ValueError(
+                "teachers are LoRAs beside the trained LoRA, and train: full trains no LoRA; write train: lora, or "
+                "leave teachers out"
+            )
         if self.quantize is not None and self.train == "full":
             raise ValueError("quantize needs frozen weights, and train: full trains them; use train: lora")
         if self.quantize is not None and self.dtype != "bfloat16":

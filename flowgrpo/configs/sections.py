@@ -230,7 +230,7 @@ def _cut_where_edges_are(recipe: Any, section: OptimizerConfig) -> list[str]:
             "optimizer.cut edges deals out the trained states of a denoising, and a causal language model has none; "
             "use optimizer.cut prompts"
         ]
-    if trained(recipe) != "steps":
+    if trained(recipe) not in ("steps", "states"):
         objective = "trajectory" if recipe.task == "masked" else "transition"
         return [
             "optimizer.cut edges deals out the trained states of a denoising, and nothing here trains them; use "

@@ -21,19 +21,26 @@ from .objectives import gaussian_kl
 Difference = Callable[[], Tensor]
 
 
+def _without_teachers() -> Tensor:
+    raise ValueError("a penalty reads `from_teacher`, and nothing here has a teacher; use objective visited")
+
+
 @dataclass(frozen=True)
 class Edges:
     """What a penalty reads: E edges of one denoising step; with objective `forward`, E images at one noise level.
 
     Attributes:
         step: number of the denoising step.
-        std: standard deviation of the step's noise, per element; None for images, whose predictions have no noise.
+        std: standard deviation of the step's noise, per element; 1 for a step without noise, and None for images, whose
+            predictions have no noise.
         shift: [E, ...] how far the step's mean (for images, the prediction) has moved since sampling, with gradient.
         log_ratio: [E, 1] log of the importance ratio, with gradient.
         advantage: [E].
         mask: [E, 1] bool, the edges that are trained; None for all.
         to_reference: gives `from_reference`, at the cost of one call of the denoiser.
         to_guided: gives `from_guided`.
+        to_teacher: gives `from_teacher`, at the cost of one call of the denoiser.
+        scale: how far the step's mean moves with the velocity; 1 for images.
     """
 
     step: int
@@ -44,6 +51,8 @@ class Edges:
     mask: Tensor | None
     to_reference: Difference
     to_guided: Difference
+    to_teacher: Difference = _without_teachers
+    scale: float = 1.0
 
     @cached_property
     def from_reference(self) -> Tensor:
@@ -57,6 +66,11 @@ class Edges:
     def from_guided(self) -> Tensor:
         """[E, ...] the step's mean minus the mean to which `sampler.guide` moved it; 0 before the guide is ready."""
         return self.to_guided()
+
+    @cached_property
+    def from_teacher(self) -> Tensor:
+        """[E, ...] the step's mean minus the mean of the prompt's teacher (`model.teachers`), with gradient."""
+        return self.to_teacher()
 
     def divergence(self, difference: Tensor) -> Tensor:
         """[E] KL of two steps whose means differ by `difference`, per element, in nats; for images, the mean square."""
@@ -169,7 +183,41 @@ def distil(edges: Edges) -> Tensor:
     return edges.divergence(edges.from_guided)
 
 
+def _visits_states(recipe: Any, choice: Choice) -> list[str]:
+    if trained(recipe) in ("steps", "states"):
+        return []
+    return [
+        f"penalty {choice.short} compares the steps of a rollout, and objective {recipe.objective.short} trains "
+        f"{TRAINED[trained(recipe)]}; use objective visited, or objective transition beside a reward"
+    ]
+
+
+@needs(_visits_states, Need("model.teachers", (SOMETHING,), "compares with teachers"))
+def taught(edges: Edges, *, of: Literal["step", "velocity"] = "step") -> Tensor:
+    """KL of a step to the step of the prompt's teacher, on the states of the policy (DiffusionOPD, 2605.15055).
+
+    With noise, it is the exact KL of two Gaussians, ‖μ - μ_T‖² / (2 s²). Without noise, it is ‖μ - μ_T‖² / 2, where μ
+    is the end of a step of Euler.
+
+    Args:
+        edges: E of one step.
+        of: What is compared: `step` compares the means of the step, `velocity` the velocities, ‖v - v_T‖² (DanceOPD,
+            2606.27377).
+
+    Returns:
+        [E], per element of a latent.
+    """
+    if of == "velocity":
+        return (edges.from_teacher / edges.scale).square().flatten(1).mean(1)
+    return edges.divergence(edges.from_teacher)
+
+
 def _by_densities(recipe: Any, choice: Choice) -> list[str]:
+    if trained(recipe) == "states":
+        return [
+            f"penalty {choice.short} checks whether a step became less likely, and objective {recipe.objective.short} "
+            "has no ratio; use objective transition, or leave the penalty out"
+        ]
     ratio = recipe.objective.get("ratio", "gaussian")
     if ratio == "gaussian":
         return []
@@ -205,6 +253,7 @@ PENALTIES: dict[str, Callable[..., Tensor]] = {
     "w2": w2,
     "stepwise": stepwise,
     "distil": distil,
+    "taught": taught,
     "llds": llds,
 }
 """Penalties by the names that recipes use, in the order in which they are added up."""

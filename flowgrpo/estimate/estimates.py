@@ -163,7 +163,9 @@ def estimate(
         sharding=shares.name,
         resting=stays,
         passing=passing(recipe, model, shares),
-        start=sum(stays.get(name, 0) for name in ("denoiser", "VAE", "image encoder", "other networks", "LoRA"))
+        start=sum(
+            stays.get(name, 0) for name in ("denoiser", "VAE", "image encoder", "other networks", "LoRA", "teachers")
+        )
         + model.encoders
         + cached,
         waiting=waits,
@@ -219,6 +221,7 @@ def _flops(recipe: Recipe, model: Model, expected: Forecast, share: int, turns: 
     others = float(compares_with_past(recipe))
     if saying(recipe, "compares"):
         others += model.reference_branches / model.branches
+    others += model.teacher_branches / model.branches
     gradient = cost.forward + cost.backward + (cost.recompute if recipe.model.gradient_checkpointing else 0.0)
     passes = recipe.optimizer.epochs * (gradient + others * cost.forward) + search_passes(recipe) * cost.forward
     return {

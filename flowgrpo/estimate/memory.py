@@ -10,6 +10,7 @@ from ..configs.schema import AnyRecipe, Recipe
 from ..parts.traits import keeps_base
 from ..training.planning import Forecast, kept_predictions
 from ..training.updating import one_average
+from ..weights.adapter_files import read_start
 from .models import Model
 
 BUCKET = 500_000_000
@@ -121,8 +122,23 @@ def resting(recipe: Recipe, model: Model, expected: Forecast, share: int, shares
         "image encoder": model.image_encoders,
         "other networks": model.others,
         **own,
+        "teachers": teachers_of(recipe, model),
         "rollout states": share * model.elements * states,
     }
+
+
+def teachers_of(recipe: Recipe, model: Model) -> int:
+    """Bytes of the LoRAs of teachers. A file that is not on this machine counts as a LoRA of the trained size."""
+    config = recipe.model
+    each = 2 if config.dtype == "bfloat16" and config.lora.compute == "base" else 4
+    return sum(each * _numbers(teacher.lora, model.trained) for teacher in config.teachers if teacher.lora is not None)
+
+
+def _numbers(lora: str, otherwise: int) -> int:
+    try:
+        return read_start(lora).numbers
+    except ValueError:
+        return otherwise
 
 
 def at_once(resting: Mapping[str, int], passing: Mapping[str, int]) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 from ..configs.image_recipe import ModelConfig
 from ..configs.sections import LoraConfig
 from ..pipelines.architectures import appended_tokens, architecture_of, built, latent_shape
-from ..pipelines.families import FAMILIES
+from ..pipelines.families import FAMILIES, GuidedCalls
 from ..training.model_paths import DTYPES, call_arguments, model_folder
 from ..training.session import lora_spec
 from ..weights.blocks import repeated_blocks
@@ -42,6 +43,7 @@ class Model:
         prompt_bytes: bytes of a prompt's embeddings.
         branches: evaluations of the denoiser for one state.
         reference_branches: the same of the reference, whose call may have other arguments.
+        teacher_branches: the same of a teacher, on average over the teachers; 0 if there are none.
         rows: how many of these evaluations are in one call.
         evaluation: cost of one evaluation.
         decode_flops, decode_bytes: cost of decoding one latent.
@@ -70,6 +72,7 @@ class Model:
     image_encoders: int = 0
     others: int = 0
     decoded_alone: bool = False
+    teacher_branches: float = 0.0
 
 
 def model_of(config: ModelConfig, shown: bool = False) -> Model:
@@ -89,9 +92,13 @@ def model_of(config: ModelConfig, shown: bool = False) -> Model:
     latent = latent_shape(architecture, call)
     modes = architecture.one_evaluation, architecture.guider
     evaluations = family.evaluations(call, *modes)
-    reference = family.evaluations({**call, **config.reference_call}, *modes)
+
+    def with_changes(changes: Mapping[str, Any]) -> GuidedCalls:
+        return family.evaluations({**call, **changes}, *modes)
+
+    teachers = [with_changes(teacher.call).number for teacher in config.teachers]
     # The embeddings of a call with other arguments are kept beside the others.
-    texts = evaluations.texts + (reference.texts if config.reference_call else 0)
+    texts = evaluations.texts + sum(with_changes(changes).texts for changes in config.other_calls)
     pictures = appended_tokens(architecture, call, shown)
     beside = tuple((family.beside(call, architecture.inputs) | pictures).items())
     adapter = config.lora.model_dump_json() if config.train == "lora" else None
@@ -114,7 +121,8 @@ def model_of(config: ModelConfig, shown: bool = False) -> Model:
         prediction_bytes=4 if evaluations.wide else dtype.itemsize,
         prompt_bytes=texts * denoiser.prompt * dtype.itemsize,
         branches=evaluations.number,
-        reference_branches=reference.number,
+        reference_branches=with_changes(config.reference_call).number,
+        teacher_branches=sum(teachers) / max(len(teachers), 1),
         rows=evaluations.rows,
         evaluation=denoiser.evaluation,
         decode_flops=decode_flops,

@@ -11,6 +11,7 @@ T = TypeVar("T", bound=Callable[..., Any])
 
 TRAINED = {
     "steps": "the steps of a rollout that have noise",
+    "states": "the states that a rollout visits, by penalties alone",
     "choices": "choices among the next states of a group",
     "images": "finished images that are noised again",
 }
@@ -23,7 +24,7 @@ OFFERED = {
     "branches": "a state may become several images",
     "noiseless": "none of its steps has noise",
     "given": "the data give its samples, and nothing is sampled",
-    "neighbours": "it trains steps without noise, as choices among neighbours",
+    "neighbours": "it trains steps without noise",
     "divergence": "it tells how far the policy has moved since it last saw a prompt",
     "teachers": "it gives completions a context in which the policy teaches itself",
     "multipliers": "it finds the weights of rewards with `at_least`",

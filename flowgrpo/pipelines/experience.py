@@ -31,6 +31,7 @@ class Experience:
         key: addresses the random numbers that are drawn once for all prompts of an iteration. Without it, this is the
             first of `keys`.
         by_edges: whether the parts share the trained edges, and not the prompts.
+        teachers: the name of each prompt's teacher; empty if there are no teachers.
     """
 
     rollout: Rollout
@@ -42,6 +43,7 @@ class Experience:
     cuts: tuple[int, ...] | None = None
     key: int | None = None
     by_edges: bool = False
+    teachers: tuple[str, ...] = ()
 
     @property
     def prompt_of_sample(self) -> list[int]:

@@ -51,15 +51,18 @@ class ScoredEdges:
     """Trained edges under the current policy; each edge is a row, and there is one column.
 
     Attributes:
-        log_ratio: [E, 1] log of the importance ratio in the chosen form, with gradients.
+        log_ratio: [E, 1] log of the importance ratio in the chosen form, with gradients; 0 for a step without noise,
+            which has no ratio.
         node: [E] the node to which each edge leads.
         steps: [E, 1] denoising step.
         weight: [E, 1] step weight.
         divergence: [E, 1] KL between the sampling policy's step and the current step, per latent element, detached.
         shift: [E, ...] how far the step's mean has moved since sampling, with gradients.
-        std: standard deviation of the step's noise, per element.
+        std: standard deviation of the step's noise, per element; 1 for a step without noise.
         to_reference: gives [E, ...], the mean minus the reference's mean, by another call of the denoiser.
         to_guided: gives [E, ...], the mean minus the mean of the guided step that was taken; 0 if there was no guide.
+        to_teacher: gives [E, ...], the mean minus the mean of the teacher of the edge's prompt.
+        scale: how far the step's mean moves with the velocity.
     """
 
     log_ratio: Tensor
@@ -71,6 +74,8 @@ class ScoredEdges:
     std: float
     to_reference: Callable[[], Tensor]
     to_guided: Callable[[], Tensor]
+    to_teacher: Callable[[], Tensor]
+    scale: float
 
 
 class FlowPolicy:
@@ -88,7 +93,9 @@ class FlowPolicy:
         decode_batch: number of images that are decoded at once.
         store: where the states of a rollout are kept between sampling and training: `device` or `host`.
         reference_call: arguments that the call of the reference has in place of the denoiser's, such as a guidance
-            scale. They must not change the layout of states; see `require_reference`.
+            scale. They must not change the layout of states; see `require_calls`.
+        teachers: the names of the frozen teachers, each with the arguments that its call has in place of the
+            denoiser's. A teacher that `weights` does not know is the model that training began from.
         pool: the steps of which any iteration may train some; by default all but the last.
 
     Attributes:
@@ -107,13 +114,14 @@ class FlowPolicy:
         store: Literal["device", "host"] = "device",
         reference_call: Mapping[str, Any] | None = None,
         pool: range | None = None,
+        teachers: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         self.denoiser, self.weights = denoiser, weights
         self.ratio, self.weight, self.pool = ratio, weight, pool
         self.batch, self.decode_batch = batch, decode_batch
         self.store = to_host if store == "host" else None
         self.reference: Callable[[], AbstractContextManager[None]] = weights.reference
-        self.reference_call = dict(reference_call or {})
+        self.reference_call, self.teachers = dict(reference_call or {}), dict(teachers or {})
         self.device = next(iter(weights.modules.values())).device
 
     def velocity_of(self, prompts: Sequence[str]) -> Velocity:
@@ -226,8 +234,14 @@ class FlowPolicy:
         with self.reference(), self.denoiser.caller.called_with(self.reference_call):
             yield
 
-    def require_reference(self, prompts: Sequence[str]) -> None:
-        """Refuse a call of the reference that cannot be replayed, or has states of another layout.
+    @contextmanager
+    def as_teacher(self, name: str) -> Iterator[None]:
+        """A context in which this is the teacher of this name, with its weights and its call."""
+        with self.weights.teacher(name), self.denoiser.caller.called_with(self.teachers[name]):
+            yield
+
+    def require_calls(self, prompts: Sequence[str]) -> None:
+        """Refuse a call of the reference or of a teacher that cannot be replayed, or has states of another layout.
 
         Args:
             prompts: one or two texts.
@@ -236,15 +250,20 @@ class FlowPolicy:
             ValueError: an argument is unknown, or changes the shape of the states or the noise levels.
             PipelineError: the pipeline's own loop is not reproduced with these arguments.
         """
+        calls: dict[str, Mapping[str, Any]] = {"model.reference_call": self.reference_call}
+        calls |= {f"model.teachers.{k}.call": call for k, call in enumerate(self.teachers.values())}
+        for key, changes in calls.items():
+            if changes:
+                self._require_call(key, changes, prompts)
+
+    def _require_call(self, key: str, changes: Mapping[str, Any], prompts: Sequence[str]) -> None:
         own = self.denoiser
-        if not self.reference_call:
-            return
-        call = {**own.caller.call, **self.reference_call}
+        call = {**own.caller.call, **changes}
         other = Denoiser(own.pipe, num_steps=own.num_steps, call=call, variant=own.variant, example=prompts[0])
         other.self_check(prompts)
         if other.probe != own.probe:
             raise ValueError(
-                f"model.reference_call changes the states: they have shape {other.probe.latent_shape} and noise levels "
+                f"{key} changes the states: they have shape {other.probe.latent_shape} and noise levels "
                 f"from {other.probe.sigmas[0]:g}, and with model.call alone shape {own.probe.latent_shape} and noise "
                 f"levels from {own.probe.sigmas[0]:g}; change only what leaves them as they are, such as guidance_scale"
             )
@@ -300,21 +319,26 @@ class FlowPolicy:
         rows = replayed.rows()
         old = self.brought(replayed.old_velocity()).to(replayed.velocity.dtype)
         scale = jacobian(c.sigma, c.sigma_next, c.kappa)
-        x_next = self.brought(transitions.x_next[replayed.edges])
-        noise = step(old[rows], self.brought(transitions.x[batch])[rows], c, x_next=x_next).noise
         shift = (scale * (replayed.velocity - old))[rows]
-        ratio = log_ratio(shift, noise, c.std, form=self.ratio)
+        if c.std > 0.0:
+            x_next = self.brought(transitions.x_next[replayed.edges])
+            noise = step(old[rows], self.brought(transitions.x[batch])[rows], c, x_next=x_next).noise
+            std, ratio = c.std, log_ratio(shift, noise, c.std, form=self.ratio)
+        else:
+            std, ratio = 1.0, row_mean(0.0 * shift.float())
         ones = torch.ones_like(ratio.detach())[:, None]
         return ScoredEdges(
             log_ratio=ratio[:, None],
             node=transitions.node[replayed.edges],
             steps=torch.full_like(ones, transitions.step, dtype=torch.long),
             weight=ones * self.step_weight(experience.plan, transitions.step, c),
-            divergence=row_mean(shift.detach().float().square())[:, None] / (2.0 * c.std**2),
+            divergence=row_mean(shift.detach().float().square())[:, None] / (2.0 * std**2),
             shift=shift,
-            std=c.std,
+            std=std,
             to_reference=partial(self._to_reference, transitions, replayed, velocity),
             to_guided=partial(self._to_guided, transitions, replayed, shift),
+            to_teacher=partial(self._to_teacher, experience, transitions, replayed, velocity),
+            scale=scale,
         )
 
     def _to_reference(self, transitions: Transitions, replayed: ReplayedEdges, velocity: Velocity) -> Tensor:
@@ -324,6 +348,21 @@ class FlowPolicy:
             reference = velocity(transitions.x[batch], transitions.step, transitions.prompt[batch])
         scale = jacobian(c.sigma, c.sigma_next, c.kappa)
         return (scale * (replayed.velocity - reference))[replayed.rows()]
+
+    def _to_teacher(
+        self, experience: Experience, transitions: Transitions, replayed: ReplayedEdges, velocity: Velocity
+    ) -> Tensor:
+        """[E, ...] the mean of each edge minus the mean of the teacher of its prompt, with gradients."""
+        c, batch = transitions.coefficients, replayed.states
+        x, owners = transitions.x[batch], transitions.prompt[batch]
+        names = [experience.teachers[prompt] for prompt in owners]
+        taught = torch.empty_like(replayed.velocity)
+        for name in dict.fromkeys(names):
+            rows = [row for row, one in enumerate(names) if one == name]
+            with torch.no_grad(), self.as_teacher(name):
+                taught[rows] = velocity(x[rows], transitions.step, [owners[row] for row in rows])
+        scale = jacobian(c.sigma, c.sigma_next, c.kappa)
+        return (scale * (replayed.velocity - taught))[replayed.rows()]
 
     def _to_guided(self, transitions: Transitions, replayed: ReplayedEdges, shift: Tensor) -> Tensor:
         """[E, ...] the mean of each edge minus the guided mean, with gradients."""

@@ -60,8 +60,8 @@ class PromptCache:
         most: number of entries that are kept while the text encoders are loaded. The entry that was requested longest
             ago is dropped first, and is encoded again if it is requested again. None keeps all entries.
         spare: bytes; more than `most` entries are kept while all entries together need no more than this.
-        changes: arguments that some later calls have in place of `call`'s. Each prompt then has two entries if they
-            change what is encoded, as guidance does, and `most` counts prompts.
+        changes: for each kind of other calls, the arguments that they have in place of `call`'s. Each prompt then has
+            an entry more for each kind that changes what is encoded, as guidance does, and `most` counts prompts.
 
     Raises:
         ValueError: if the pipeline already has a cache.
@@ -74,7 +74,7 @@ class PromptCache:
         device: torch.device | str | None = None,
         most: int | None = None,
         spare: int = 0,
-        changes: Mapping[str, Any] | None = None,
+        changes: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         if "encode_prompt" in pipe.__dict__:
             raise ValueError(
@@ -83,11 +83,11 @@ class PromptCache:
             )
         self.pipe = pipe
         self.device = None if device is None else torch.device(device)
-        self.most, self.spare = most if most is None or not changes else 2 * most, spare
+        self.most, self.spare = most if most is None else (1 + len(changes)) * most, spare
         self._bytes = 0
         self._latest: tuple[Any, Any] | None = None
         self._caller = PipelineCall(pipe, call or {})
-        self._changes: tuple[Mapping[str, Any], ...] = ({}, changes) if changes else ({},)
+        self._changes: tuple[Mapping[str, Any], ...] = ({}, *changes)
         # The keys of entries begin with the other arguments; here are those of calls without changes.
         self._own: set[Any] = set()
         self._unchanged = False

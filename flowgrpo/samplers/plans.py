@@ -112,8 +112,8 @@ class Plan:
             copy gets its own noise. So samples that share their initial noise share the whole ODE prefix.
         main_leaf: whether the main line goes on past its last side branch and ends in a leaf.
         root_spread: like `StepPlan.spread`, but for the initial noises of a prompt (Neighbor GRPO's neighbours).
-        neighbours: whether the trained edges are deterministic and get their density from the other roots of the
-            prompt.
+        neighbours: whether the trained edges are deterministic. An objective of choices gets their density from the
+            other roots of the prompt.
         given: whether nothing is sampled, because the data give the images: `roots` of them for each prompt. The noise
             levels are the levels at which a loss of the forward process may noise the images.
 

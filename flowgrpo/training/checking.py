@@ -16,6 +16,7 @@ from ..rewards.given import score_of
 from ..rewards.registry import outline, servers
 from ..text.diffusion_models import check_block, type_of
 from ..text.seeing_types import may_see
+from ..weights.adapter_files import read_start
 from .balance import Balance
 from .credit.from_scores import Credit
 from .data import IMAGE, PromptRow, column_names, prompt_path
@@ -48,6 +49,7 @@ from .recipe_prompts import (
     sound_prompts,
 )
 from .recipe_rounds import is_uneven, refuse_comparisons
+from .teachers import check_teachers
 from .text.answer_objective import tried
 from .text.checked_prompts import check_with_tokenizer
 from .text.forms import FORMS
@@ -81,6 +83,12 @@ def check(recipe: AnyRecipe, *, reads_test: bool = False, fetches: bool = True) 
     found = Checked(recipe, fetches=fetches)
     found.data = check_data(found)
     found.attempt("model.lora.start", with_start, recipe)
+    if isinstance(recipe, Recipe):
+        for place, teacher in enumerate(recipe.model.teachers):
+            if teacher.lora is not None:
+                found.attempt(f"model.teachers.{place}.lora", read_start, teacher.lora)
+        if found.data is not None:
+            found.attempt("data.train", check_teachers, recipe.model, found.data.train.rows, recipe.data.train)
     _model(found)
     _rate(found)
     _repeats(found)
@@ -206,8 +214,10 @@ def _call(found: Checked, recipe: Recipe) -> None:
     if advised is None:
         return
     faults = list(call_faults(Path(folder), parameters, given))
-    changes = recipe.model.reference_call
-    faults += argument_faults(parameters, changes, "model.reference_call.", "the pipeline")
+    changes = {"reference_call": recipe.model.reference_call}
+    changes |= {f"teachers.{k}.call": teacher.call for k, teacher in enumerate(recipe.model.teachers)}
+    for key, changed in changes.items():
+        faults += argument_faults(parameters, changed, f"model.{key}.", "the pipeline")
     note = f"{Path(folder) / RECOMMENDED}: call."
     faults += argument_faults(parameters, {k: v for k, v in advised.items() if k not in given}, note, "the pipeline")
     found.findings += [Fault("fault", fault, "model.call") for fault in faults]

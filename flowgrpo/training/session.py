@@ -56,6 +56,7 @@ from .reporting.reporter import Reporter
 from .reporting.tracking import Trackers
 from .stopping import Stop
 from .tasks import FlowTask, Task
+from .teachers import add_teachers, named
 from .text.checked_prompts import Note, check_answers, check_prompts
 from .text.text_policy import TextPolicy, check_positions
 from .text.text_task import TextTask
@@ -240,6 +241,7 @@ def load_flow_task(
     if model.train == "lora":
         weights = TrainedWeights.lora(pipe, lora_spec(model.lora), seed=recipe.run.seed)
         begin(weights, recipe)
+        add_teachers(weights, model)
     else:
         weights = TrainedWeights.full(pipe, keep_reference=keeps_base(recipe), shard=shard, source=source)
     if shard is not None:
@@ -250,7 +252,7 @@ def load_flow_task(
         compile_blocks(pipe)
     cache = PromptCache(
         pipe, call, most=kept_prompts(recipe, len(data.heldout)), spare=SPARE_EMBEDDINGS,
-        changes=model.reference_call,
+        changes=model.other_calls,
     )  # fmt: skip
     if model.release_text_encoders:
         rows = met_prompts(recipe, data)
@@ -293,7 +295,7 @@ def _policies(
             denoiser.self_check(shown)
         made = flow_policy(recipe, denoiser, weights)
         if number == steps_of(recipe):
-            made.require_reference(shown)
+            made.require_calls(shown)
         return made
 
     policy = checked_policy()
@@ -314,6 +316,7 @@ def flow_policy(recipe: Recipe, denoiser: Denoiser, weights: TrainedWeights) -> 
         store=rollout.store,
         reference_call=recipe.model.reference_call,
         pool=steps_to_train(recipe),
+        teachers={name: teacher.call for name, teacher in named(recipe.model).items()},
     )
 
 

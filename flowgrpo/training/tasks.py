@@ -33,6 +33,7 @@ from .losses.objective import Objective, ObjectiveSetting
 from .planning import budget_line, clip_bounds, forecast, levels_of, planner
 from .prompts.prompt_rows import Size
 from .reporting.clock import Clock
+from .teachers import teachers_of
 
 LEAST_FIDELITY = 15.0
 """Decibels below which a given image has hardly come back."""
@@ -322,6 +323,7 @@ class FlowTask(PolicyTask):
         updates, by_edges = len(cuts) + 1, recipe.optimizer.cut == "edges"
         starts = () if by_edges else tuple(cuts)
         prompts = tuple(row.prompt for row in rows)
+        teachers = teachers_of(recipe.model, rows)
         if self.critic is not None and recipe.sampler.guide is not None:
             guide = self.critic.guide(recipe.sampler.guide, prompts, plan)
         # The address of the iteration's first prompt is the same on every process.
@@ -339,7 +341,7 @@ class FlowTask(PolicyTask):
 
         def sampled(chunk: slice) -> Experience:
             rollout, images = made(chunk)
-            found = Experience(rollout, plan, prompts, images, updates, tuple(keys), starts, first, by_edges)
+            found = Experience(rollout, plan, prompts, images, updates, tuple(keys), starts, first, by_edges, teachers)
             if decoded is not None and recipe.rollout.chunk is not None:
                 decoded(found)
             return found

@@ -6,6 +6,7 @@ one scale. Pickles are not read.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,12 +41,14 @@ class StartAdapter:
         rank: inner dimension of all layers.
         alpha: the update of a layer is B A times alpha / rank.
         layers: names of the adapted layers within their modules.
+        numbers: how many numbers the files hold.
     """
 
     files: tuple[Path, ...]
     rank: int
     alpha: float
     layers: tuple[str, ...]
+    numbers: int
 
 
 def read_start(path: str) -> StartAdapter:
@@ -59,14 +62,14 @@ def read_start(path: str) -> StartAdapter:
     """
     files = _files(Path(path))
     found = [_read(file) for file in files]
-    scales = {(rank, alpha) for rank, alpha, _ in found}
+    scales = {(rank, alpha) for rank, alpha, *_ in found}
     if len(scales) > 1:
         raise ValueError(
             f"{path}: its files have the ranks and alphas {sorted(scales)}; use an adapter with one of each"
         )
     [(rank, alpha)] = scales
-    layers = sorted({layer for _, _, layers in found for layer in layers})
-    return StartAdapter(tuple(files), rank, alpha, tuple(layers))
+    layers = sorted({layer for *_, layers, _ in found for layer in layers})
+    return StartAdapter(tuple(files), rank, alpha, tuple(layers), sum(numbers for *_, numbers in found))
 
 
 def _files(path: Path) -> list[Path]:
@@ -103,8 +106,8 @@ def _files(path: Path) -> list[Path]:
     raise ValueError(f"{path} holds neither {names}; name the .safetensors file itself")
 
 
-def _read(file: Path) -> tuple[int, float, set[str]]:
-    """Rank, alpha and layers of a file."""
+def _read(file: Path) -> tuple[int, float, set[str], int]:
+    """Rank, alpha and layers of a file, and how many numbers it holds."""
     try:
         with safe_open(file, framework="pt") as opened:
             keys = list(opened.keys())
@@ -134,7 +137,8 @@ def _read(file: Path) -> tuple[int, float, set[str]]:
             f"{file}: its layers have the ranks {', '.join(map(str, sorted(ranks)))}; use a LoRA with one rank"
         )
     [rank] = ranks
-    return rank, _alpha(file, noted, alphas, rank), set(layers)
+    numbers = sum(math.prod(shape) for pair in layers.values() for shape in pair.values())
+    return rank, _alpha(file, noted, alphas, rank), set(layers), numbers
 
 
 def _prefix(keys: list[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,20 +15,23 @@ from torch import nn
 from .lora import LoraSpec, computing_dtype, is_transposed
 from .lora_layer import add_in_place
 
-__all__ = ["ADAPTER", "adapter_layers", "put_adapters", "scale_adapters", "switch_adapters"]
+__all__ = ["ADAPTER", "adapter_layers", "choose_adapter", "put_adapters", "scale_adapters", "switch_adapters"]
 
 ADAPTER = "default"
-"""The name that the adapter has in peft."""
+"""The name that the trained adapter has in peft."""
 
 
-def put_adapters(modules: Mapping[str, nn.Module], targets: Mapping[str, list[str]], spec: LoraSpec, seed: int) -> None:
-    """Add one trainable LoRA adapter to each module, whose own weights must be frozen.
+def put_adapters(
+    modules: Mapping[str, nn.Module], targets: Mapping[str, list[str]], spec: LoraSpec, seed: int, name: str = ADAPTER
+) -> None:
+    """Add one trainable LoRA adapter to each module, whose own weights must be frozen. The modules compute with it.
 
     Args:
-        modules: component name -> module without an adapter.
+        modules: component name -> module without an adapter of this name.
         targets: component name -> the layers to adapt, from `lora.target_layers`.
         spec: rank, scale, and the type of the arithmetic.
         seed: of the initial A matrices. Global random state is neither read nor changed.
+        name: of the adapter in peft. Other adapters of the modules are frozen.
     """
     # Only the CPU generator is seeded: peft draws A on the CPU before it moves A. torch.manual_seed would also seed
     # every accelerator, and fork_rng(devices=[]) does not restore accelerators.
@@ -42,7 +46,7 @@ def put_adapters(modules: Mapping[str, nn.Module], targets: Mapping[str, list[st
                 lora_dropout=spec.dropout,
                 fan_in_fan_out=all(is_transposed(module.get_submodule(name)) for name in targets[key]),
             )
-            _adapt(module, config)
+            _adapt(module, config, name)
     for layer in adapter_layers(modules):
         add_in_place(layer)
         dtype = computing_dtype(layer, spec)
@@ -51,13 +55,16 @@ def put_adapters(modules: Mapping[str, nn.Module], targets: Mapping[str, list[st
                 parameter.data = parameter.data.to(dtype)
 
 
-def _adapt(module: Any, config: LoraConfig) -> None:
+def _adapt(module: Any, config: LoraConfig, name: str) -> None:
     """Do what `add_adapter` of diffusers and transformers does.
 
     The method of transformers may also ask for a version of peft that is not out yet: transformers 5.24 asks for 0.22.
     """
     module._hf_peft_config_loaded = True
-    inject_adapter_in_model(config, module, ADAPTER)
+    with warnings.catch_warnings():
+        # A teacher stands beside the trained adapter on purpose.
+        warnings.filterwarnings("ignore", message="Already found a `peft_config` attribute")
+        inject_adapter_in_model(config, module, name)
 
 
 def adapter_layers(modules: Mapping[str, nn.Module]) -> Iterator[Any]:
@@ -75,6 +82,12 @@ def switch_adapters(modules: Mapping[str, nn.Module], on: bool) -> None:
     """
     for layer in adapter_layers(modules):
         layer.enable_adapters(on)
+
+
+def choose_adapter(modules: Mapping[str, nn.Module], name: str) -> None:
+    """Let the modules compute with the adapter of this name. Adapters of other names are frozen, and have no effect."""
+    for layer in adapter_layers(modules):
+        layer.set_adapter(name)
 
 
 def scale_adapters(modules: Mapping[str, nn.Module], scale: float) -> None:

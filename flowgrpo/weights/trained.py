@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .adapter_files import StartAdapter, put_start
-from .adapters import ADAPTER, put_adapters, switch_adapters
+from .adapters import ADAPTER, choose_adapter, put_adapters, switch_adapters
 from .averages import Ema
 from .borrowing import exchanging, replaced
 from .collective import Lockstep
@@ -101,6 +101,7 @@ class TrainedWeights:
         self._reference: list[Tensor] | None = None
         exchange = exchanging if shards is None else shards.steps.exchange
         self._in_reference = False
+        self._teachers: dict[str, Callable[[], AbstractContextManager[None]]] = {}
         self._as_reference = exchange(partial(self._switch_reference, True), partial(self._switch_reference, False))
 
     @classmethod
@@ -427,6 +428,44 @@ class TrainedWeights:
         with self.exact():
             put_start(self.modules, ADAPTER, start)
         self._reference = [parameter.detach().clone() for parameter in self._computing().values()]
+
+    def add_teacher(self, name: str, teacher: StartAdapter, compute: Literal["base", "float32"] = "base") -> None:
+        """Add a frozen LoRA beside the trained one, for `teacher`. It may have a rank and layers of its own.
+
+        Args:
+            name: by which `teacher` knows it.
+            teacher: the LoRA in its files.
+            compute: see `LoraSpec`.
+
+        Raises:
+            ValueError: all weights are trained, or the LoRA does not fit the modules.
+        """
+        if self.kind != "lora":
+            raise ValueError("a teacher is a LoRA beside the trained LoRA, and all weights are trained; train a LoRA")
+        for key, module in self.modules.items():
+            known = {layer for layer, _ in module.named_modules()}
+            if odd := [layer for layer in teacher.layers if layer not in known]:
+                raise ValueError(
+                    f"{teacher.files[0]} does not fit {key} ({type(module).__name__}), which has no layer {odd[0]}; "
+                    "use a LoRA of this model"
+                )
+        # No name begins another, because peft looks for a name within the names of tensors.
+        adapter = f"teacher_{len(self._teachers):03}"
+        spec = LoraSpec(teacher.rank, teacher.alpha, teacher.layers, compute=compute)
+        put_adapters(self.modules, {key: list(teacher.layers) for key in self.modules}, spec, 0, adapter)
+        put_start(self.modules, adapter, teacher)
+        choose_adapter(self.modules, ADAPTER)
+        choose = partial(choose_adapter, self.modules)
+        self._teachers[name] = exchanging(partial(choose, adapter), partial(choose, ADAPTER))
+
+    @contextmanager
+    def teacher(self, name: str) -> Iterator[None]:
+        """Within this context the pipeline is the teacher of this name; without one, the model of the start.
+
+        Run no backward pass within the context, as in `reference`.
+        """
+        with self._teachers[name]() if name in self._teachers else self.reference():
+            yield
 
     def gradient_checkpointing(self, on: bool) -> None:
         """Recompute activations in the backward pass instead of keeping them: same gradients, less memory.

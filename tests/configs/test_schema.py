@@ -172,7 +172,7 @@ SPINE = {"name": "spine", "splits": [0]}
         ({"sampler": PROBED}, "sampler.plan.probe makes previews that only the credits turning, value, minimum read"),
         (
             {"sampler": {"plan": {"name": "ode", "window": "all"}}, "objective": "forward"},
-            "plan ode trains the steps of its window as choices among neighbours, and objective is forward",
+            "plan ode trains the steps of its window without noise, and objective is forward",
         ),
         (
             {"sampler": {"plan": "ode"}, "objective": "neighbour"},

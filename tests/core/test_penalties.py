@@ -10,7 +10,7 @@ import torch
 
 from flowgrpo.configs.load import RecipeError, load_recipe
 from flowgrpo.core import token_penalties
-from flowgrpo.core.penalties import Edges, adaptive_kl, distil, kl, llds, stepwise, trust_region, w2
+from flowgrpo.core.penalties import Edges, adaptive_kl, distil, kl, llds, stepwise, taught, trust_region, w2
 
 MOVED = torch.tensor([[[1.0, 2.0], [3.0, 0.0]], [[2.0, 2.0], [0.0, 0.0]]])  # mean squares 3.5 and 2
 
@@ -34,6 +34,16 @@ def test_penalties_of_steps_are_mean_squares_over_twice_the_variance() -> None:
     close(kl(edges()), [28.0, 16.0])
     close(distil(edges()), [63.0, 36.0])
     close(w2(edges()), [14.0, 8.0])  # the distance does not depend on the noise
+
+
+def test_a_teacher_is_compared_by_the_step_or_by_the_velocity() -> None:
+    far = edges(to_teacher=lambda: 2 * MOVED, scale=-0.5)
+    close(taught(far), [28.0, 16.0])
+    close(taught(far, of="velocity"), [56.0, 32.0])  # the velocities differ by -4 times MOVED
+    # A step without noise counts as one of standard deviation 1: half the mean square.
+    close(taught(edges(std=1.0, to_teacher=lambda: 2 * MOVED)), [7.0, 4.0])
+    with pytest.raises(ValueError, match="nothing here has a teacher"):
+        taught(edges())
 
 
 def test_predictions_of_images_are_compared_by_their_mean_square() -> None:

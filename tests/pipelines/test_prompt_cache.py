@@ -141,10 +141,10 @@ def test_prompts_are_kept_for_calls_with_other_arguments_too() -> None:
     expected = before.velocity(x, 0, PROMPTS[:1])
     with PromptCache(pipe, call) as plain:
         features = plain.features(PROMPTS[1])
-    with PromptCache(pipe, call, changes={"guidance_scale": 4.0}, most=1) as cache:
+    with PromptCache(pipe, call, changes=[{"guidance_scale": 4.0}], most=1) as cache:
         assert cache.most == 2
         cache.encode(PROMPTS)
-    with PromptCache(pipe, call, changes={"guidance_scale": 4.0}) as cache:
+    with PromptCache(pipe, call, changes=[{"guidance_scale": 4.0}]) as cache:
         cache.encode(PROMPTS)
         cache.release()
         found = Denoiser(pipe, num_steps=2, call=guided, example=PROMPTS[0]).velocity(x, 0, PROMPTS[:1])

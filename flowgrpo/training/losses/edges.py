@@ -108,4 +108,6 @@ def edges_of(scored: ScoredEdges, step: int, advantage: Tensor, mask: Tensor | N
         mask=mask,
         to_reference=scored.to_reference,
         to_guided=scored.to_guided,
+        to_teacher=scored.to_teacher,
+        scale=scored.scale,
     )

@@ -8,10 +8,12 @@ from .forward import ForwardObjective
 from .neighbour import NeighbourObjective
 from .objective import Objective
 from .transition import TransitionObjective
+from .visited import VisitedObjective
 
 OBJECTIVES: dict[str, Callable[..., Objective]] = {
     "transition": TransitionObjective,
     "neighbour": NeighbourObjective,
     "forward": ForwardObjective,
+    "visited": VisitedObjective,
 }
 """`objective(setting, *, ...)`: a class with the methods of `objective.Objective`."""

@@ -1,0 +1,58 @@
+"""The frozen teachers of a run (`model.teachers`): which prompt has which, and their LoRAs beside the trained one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..configs.image_recipe import ModelConfig, TeacherConfig
+from ..weights.adapter_files import read_start
+from .data import PromptRow
+
+if TYPE_CHECKING:
+    # This imports the libraries of models, and a recipe is checked without them.
+    from ..weights.trained import TrainedWeights
+
+COLUMN = "teacher"
+
+
+def named(model: ModelConfig) -> dict[str, TeacherConfig]:
+    """The teachers by name. A single teacher need not have a name."""
+    return {teacher.name or COLUMN: teacher for teacher in model.teachers}
+
+
+def teachers_of(model: ModelConfig, rows: Sequence[PromptRow]) -> tuple[str, ...]:
+    """The name of each prompt's teacher; empty if there are no teachers."""
+    names = list(named(model))
+    if len(names) > 1:
+        return tuple(str(row.columns[COLUMN]) for row in rows)
+    return tuple(names) * len(rows)
+
+
+def check_teachers(model: ModelConfig, rows: Sequence[PromptRow], source: str) -> None:
+    """Check that each prompt names a teacher, if there are several.
+
+    Raises:
+        ValueError: a prompt names none of them. The message names the prompt's place.
+    """
+    names = list(named(model))
+    if len(names) < 2:
+        return
+    for row in rows:
+        found = row.columns.get(COLUMN)
+        if found not in names:
+            said = f"has no column `{COLUMN}`" if found is None else f"has {COLUMN} {found!r}"
+            raise ValueError(
+                f"{row.place or source} {said}, and model.teachers has several; write one of {', '.join(names)} there"
+            )
+
+
+def add_teachers(weights: TrainedWeights, model: ModelConfig) -> None:
+    """Put the LoRAs of the teachers beside the trained LoRA.
+
+    Raises:
+        ValueError: a LoRA cannot be read, or does not fit the model.
+    """
+    for name, teacher in named(model).items():
+        if teacher.lora is not None:
+            weights.add_teacher(name, read_start(teacher.lora), model.lora.compute)
