@@ -225,6 +225,18 @@ METHODS = (
         (),
     ),
     Method(
+        "DiffusionOPD", "2605.15055", ("diffusion_opd",),
+        "We could not read the code of the paper's authors; the recipe follows the code in UniRL, Flow-Factory and "
+        "verl-omni. Teachers are LoRAs of the model, or the model itself with another call. A group has at least two "
+        "images, where the published run draws one. All prompts of an iteration make one optimizer step; a published "
+        "step has a batch of each teacher. Targets other than the step and the velocity, and their division by the "
+        "mean distance, are not here. With noise in the steps the loss is mode `gkd` of Flow-OPD (2605.08063); its "
+        "other mode, which takes the distance as an advantage, is not here. With `of: velocity` and a window of one "
+        "late step it is the loss of DanceOPD (2606.27377). The embedded form has one teacher, the model with "
+        "guidance.",
+        (penalties.taught,),
+    ),
+    Method(
         "Flow-DPO", "2501.13918", ("flow_dpo",),
         "Pairs are images of the present policy, the best and the worst of each group, and only these are trained. The "
         "strength is constant. The reference is the base model; the online form of Flow-GRPO's code has the policy "

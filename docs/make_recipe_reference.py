@@ -15,6 +15,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from flowgrpo.configs.image_recipe import TeacherConfig
+from flowgrpo.configs.reward_sections import RewardConfig
 from flowgrpo.configs.schema import MaskedRecipe, Recipe, TextRecipe
 from flowgrpo.parts.choice import Of, default_of, options_model
 from flowgrpo.parts.kinds import KINDS, Kind
@@ -243,8 +245,8 @@ def sections(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, ty
         inner = section_of(field.annotation)
         if inner is not None:
             yield from sections(inner, f"{prefix}{name}.")
-        elif prefix == "" and name == "rewards":
-            yield from sections(entry_of(field.annotation), "rewards[].")
+        elif (entry := entry_of(field.annotation)) is not None:
+            yield from sections(entry, f"{prefix}{name}[].")
 
 
 def section_of(annotation: Any) -> type[BaseModel] | None:
@@ -256,10 +258,9 @@ def section_of(annotation: Any) -> type[BaseModel] | None:
     return None
 
 
-def entry_of(annotation: Any) -> type[BaseModel]:
-    """The section that a list holds."""
-    (entry,) = get_args(annotation)
-    return entry  # type: ignore[no-any-return]
+def entry_of(annotation: Any) -> type[BaseModel] | None:
+    """The section that a list holds; None for a list of other things, and for what is no list."""
+    return section_of(get_args(annotation)[0]) if get_origin(annotation) is list else None
 
 
 def _is_union(annotation: Any) -> bool:
@@ -293,7 +294,7 @@ def allowed(annotation: Any, metadata: list[Any]) -> str:
         if kinds:
             plural = KINDS[kinds[0].kind].plural
             return f"list of {bound}[{plural}](#{plural.replace(' ', '-')})"
-        return f"list of {bound}{_PLURAL.get(get_origin(entry) or entry, 'rewards')}"
+        return f"list of {bound}{_PLURAL[get_origin(entry) or entry]}"
     if get_origin(annotation) is tuple:
         return "two numbers"
     words = {int: "whole number", float: "number", bool: "`true`, `false`", str: "text"}.get(annotation, "mapping")
@@ -302,7 +303,10 @@ def allowed(annotation: Any, metadata: list[Any]) -> str:
     return " ".join([words, " and ".join(bounds)]).strip()
 
 
-_PLURAL = {str: "texts", float: "numbers", int: "whole numbers", tuple: "pairs of whole numbers"}
+_PLURAL = {
+    str: "texts", float: "numbers", int: "whole numbers", tuple: "pairs of whole numbers", RewardConfig: "rewards",
+    TeacherConfig: "teachers",
+}  # fmt: skip
 
 
 def of_kind(kind: Kind) -> str:

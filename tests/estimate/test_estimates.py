@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from flowgrpo.configs.image_recipe import ModelConfig
 from flowgrpo.configs.layers import machine_of
@@ -185,6 +186,22 @@ def test_a_guided_reference_is_evaluated_twice_and_has_embeddings_of_its_own():
     assert guided.flops["sampling"] == plain.flops["sampling"]
     # One text without guidance, and two texts with it.
     assert guided.resting["prompt embeddings"] == 3 * plain.resting["prompt embeddings"]
+
+
+def test_a_teacher_is_evaluated_with_its_call_and_its_lora_is_in_memory(tmp_path: Path):
+    """Each of two teachers has half of the prompts. A LoRA that is not here counts as one of the trained size."""
+    visited: dict[str, Any] = {"penalties": [{"name": "taught", "weight": 1.0}]}
+    file, guided = tmp_path / "pytorch_lora_weights.safetensors", {"guidance_scale": 3.0}
+    save_file({"a.to_q.lora_A.weight": torch.ones(2, 6), "a.to_q.lora_B.weight": torch.ones(5, 2)}, file)
+    teachers = [{"name": "a", "lora": str(file), "call": guided}, {"name": "b", "lora": "nowhere"}]
+    plain, model = of(), model_of(recipe().model)
+    found, narrow = (of(model={"teachers": teachers, "dtype": dtype}, **visited) for dtype in ("float32", "bfloat16"))
+    assert found.resting["teachers"] == 4 * (22 + model.trained)
+    assert narrow.resting["teachers"] == 2 * (22 + model.trained)
+    assert found.flops["training"] - plain.flops["training"] == pytest.approx(8 * 6 * 1.5 * model.evaluation.forward)
+    # The guided call has two texts more.
+    assert found.resting["prompt embeddings"] == 3 * plain.resting["prompt embeddings"]
+    assert of(model={"teachers": [{"call": guided}]}, **visited).resting["teachers"] == 0
 
 
 @pytest.mark.parametrize(("gpus", "share", "turns"), [(1, 8, 8), (2, 4, 4), (3, 3, 4), (4, 2, 2), (8, 1, 2)])
