@@ -22,7 +22,9 @@ Difference = Callable[[], Tensor]
 
 
 def _without_teachers() -> Tensor:
-    raise ValueError("a penalty reads `from_teacher`, and nothing here has a teacher; use objective visited")
+    raise ValueError(
+        "a penalty reads `from_teacher`, and finished images have no teacher; use objective visited or transition"
+    )
 
 
 @dataclass(frozen=True)

@@ -353,6 +353,11 @@ class FlowPolicy:
         self, experience: Experience, transitions: Transitions, replayed: ReplayedEdges, velocity: Velocity
     ) -> Tensor:
         """[E, ...] the mean of each edge minus the mean of the teacher of its prompt, with gradients."""
+        if not experience.teachers:
+            raise ValueError(
+                "a penalty reads `from_teacher`, and the recipe has no model.teachers; write "
+                '@needs(Need("model.teachers", (SOMETHING,), "compares with teachers")) above the penalty'
+            )
         c, batch = transitions.coefficients, replayed.states
         x, owners = transitions.x[batch], transitions.prompt[batch]
         names = [experience.teachers[prompt] for prompt in owners]

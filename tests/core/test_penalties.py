@@ -42,7 +42,7 @@ def test_a_teacher_is_compared_by_the_step_or_by_the_velocity() -> None:
     close(taught(far, of="velocity"), [56.0, 32.0])  # the velocities differ by -4 times MOVED
     # A step without noise counts as one of standard deviation 1: half the mean square.
     close(taught(edges(std=1.0, to_teacher=lambda: 2 * MOVED)), [7.0, 4.0])
-    with pytest.raises(ValueError, match="nothing here has a teacher"):
+    with pytest.raises(ValueError, match="finished images have no teacher"):
         taught(edges())
 
 

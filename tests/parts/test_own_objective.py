@@ -122,7 +122,7 @@ def test_the_order_of_penalties_changes_nothing() -> None:
 
 def test_every_penalty_of_the_package_is_nothing_at_rest() -> None:
     still = torch.zeros(2, 4)
-    rest = Edges(1, 0.5, still, torch.zeros(2, 1), torch.ones(2), None, lambda: still, lambda: still)
+    rest = Edges(1, 0.5, still, torch.zeros(2, 1), torch.ones(2), None, lambda: still, lambda: still, lambda: still)
     for name, penalty in PENALTIES.items():
         assert torch.equal(penalty(rest), torch.zeros(2)), name
 

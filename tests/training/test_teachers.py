@@ -184,6 +184,15 @@ def test_a_teacher_stands_beside_a_reward(random_pipeline, lora, tmp_path) -> No
     assert record["taught"] > record["kl"]
 
 
+def test_steps_without_teachers_say_what_a_penalty_lacks(random_pipeline, tmp_path) -> None:
+    words = (NOISY, "penalties=[{name: kl, weight: 0.1}]", "model.teachers=[]")
+    trainer = trainer_of(random_pipeline, tmp_path / "run", *words)
+    _, e = trainer.collect(0)
+    scored = trainer.task.policy.score(e, *next(trainer.objective.batches(e, 0, None)))
+    with pytest.raises(ValueError, match=r"the recipe has no model\.teachers; write @needs"):
+        scored.to_teacher()
+
+
 # -- what is refused -----------------------------------------------------------------------------------------------
 
 
