@@ -131,7 +131,6 @@ def test_encoders_can_leave_once_prompts_are_cached(key: str, cache: PromptCache
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_prompts_are_kept_for_calls_with_other_arguments_too() -> None:
     """Guidance also encodes the negative prompt; the features of a prompt are those of the call without guidance."""
     pipe, call = tiny("sd3"), {**CALL["sd3"], "guidance_scale": 1.0}
@@ -153,6 +152,7 @@ def test_prompts_are_kept_for_calls_with_other_arguments_too() -> None:
     assert torch.equal(found, expected)
 
 
+@pytest.mark.slow
 def test_released_for_good_leaves_none() -> None:
     pipe = TINY["flux"]()
     cache = PromptCache(pipe, CALL["flux"], device="cpu")
