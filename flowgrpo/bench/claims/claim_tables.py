@@ -7,10 +7,11 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ...configs.load import recipe_names
+from ...configs.load import load_image_recipe, recipe_names
 from .evidence import SCORE, Evidence
 from .intervals import Interval
 from .results import Result
+from .rises import is_rewarded
 from .timings import APART, shares_of_time
 from .trainings import DENSE, GRADIENT_UNITS
 
@@ -59,13 +60,19 @@ def rises_table(rises: Mapping[str, Result]) -> list[str]:
         cells = [name, str(run["iterations"]), *shown, f"{-change / run['error']:.1f}" if run["error"] else "–"]
         rows.append([cell.replace("-", "−") if k else cell for k, cell in enumerate(cells)])
     images = next((run["images"] for run in rises.values() if "images" in run), 0)
-    missing = ", ".join(sorted(set(recipe_names("images")) - set(rises)))
+    apart = [name for name in recipe_names("images") if not is_rewarded(load_image_recipe(name))]
+    missing = ", ".join(sorted(set(recipe_names("images")) - set(rises) - set(apart)))
     return [
         "Each recipe is run for a few iterations on seed 0, with small JPEG files as its reward (Pref-GRPO: as the "
         f"judge of its win rates). The table has the kilobytes of {images} held-out images, one for each prompt, "
         "before and after. The standard error is the error of the mean difference of pairs with the same prompt and "
         "noise.",
         *([f"Not measured with their present settings: {missing}."] if missing else []),
+        *(
+            [f"These recipes have no such run, because no reward enters their loss: {', '.join(apart)}."]
+            if apart
+            else []
+        ),
         grid(head, rows),
     ]
 

@@ -16,7 +16,7 @@ from .papers import CLAIMS
 from .probes import PROBES, find_probe, measure_probe
 from .report import Results, write_report
 from .results import Result, Settings
-from .rises import find_rise, measure_rises, refuse_few_prompts, rise_recipe
+from .rises import find_rise, is_rewarded, measure_rises, refuse_few_prompts, rise_recipe
 from .timings import FAMILIES, find_time, measure_times
 from .trainings import Job, Report, find_run, jobs, measure_run, recipe_of
 
@@ -169,12 +169,11 @@ def _seeds(settings: Settings, label: str) -> list[int]:
 
 
 def _rises(settings: Settings, method: str) -> bool:
-    """Whether the overrides make sense for the short run of a recipe."""
+    """Whether a recipe has a short run, and the overrides make sense for it."""
     try:
-        rise_recipe(settings, method)
+        return is_rewarded(rise_recipe(settings, method))
     except RecipeError:
         return False
-    return True
 
 
 def _fits(settings: Settings, job: Job) -> bool:
