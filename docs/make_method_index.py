@@ -116,7 +116,7 @@ METHODS = (
     ),
     Method(
         "DenseGRPO", "2601.20218", ("dense_grpo",),
-        "The noise level is that of Flow-GRPO at every step; the paper calibrates it before training. A step's gains "
+        "Every step has Flow-GRPO's noise level; the paper calibrates the noise before training. A step's gains "
         "are divided by their standard deviation in the group. The embedded form trains four of ten steps.",
         (process.turning_point_rewards,),
     ),
@@ -218,8 +218,8 @@ METHODS = (
     ),
     Method(
         "RAM", "2605.10759", ("ram",),
-        "The paper and its code could not be read. Two programs of others that follow the paper agree on its loss. The "
-        "density of the noise levels is that of one of them, on the line through the levels of the rollout. The recipe "
+        "The paper and its code could not be read. Two programs of others that follow the paper agree on its loss. One "
+        "of them draws noise levels as this recipe does, on the line through the levels of the rollout. The recipe "
         "divides the loss by η, which changes no step of AdamW but for its ε. The embedded form draws one noise for a "
         "prompt.",
         (),
