@@ -122,6 +122,8 @@ def _checked(recipe: AnyRecipe, source: str | None) -> Checked:
         own = load_recipe(source)
         excused = {f"data.{name}" for name in SPLITS if not Path(str(getattr(own.data, name))).exists()}
         excused = {key for key in excused if getattr(own.data, key[5:]) == getattr(recipe.data, key[5:])}
+        teachers = getattr(own.model, "teachers", None)
+        excused |= {"model.teachers"} if teachers == getattr(recipe.model, "teachers", None) else set()
         excused |= {"rewards"} if own.rewards == recipe.rewards else set()
         excused |= {"evaluate.rewards"} if own.evaluate.rewards == recipe.evaluate.rewards else set()
         checked.excuse(excused)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from ..configs.schema import AnyRecipe
 from ..rewards.base import MissingDependency
+from ..weights.adapter_files import MissingAdapter
 from .data import Data, MissingPrompts
 from .prompts.hub_sets import NotFetched
 
@@ -59,10 +60,13 @@ class Checked:
         return [finding.text for finding in self.findings if finding.kind in kinds]
 
     def excuse(self, keys: Collection[str]) -> None:
-        """Excuse missing files and packages of these keys: some recipes of the package come without their files."""
+        """Excuse missing files and packages of these keys, and of keys within them.
+
+        Some recipes of the package come without their files.
+        """
         self.findings = [
             replace(finding, kind="excused")
-            if finding.kind == "needed" and finding.key.rstrip("0123456789").rstrip(".") in keys
+            if finding.kind == "needed" and f"{finding.key}.".startswith(tuple(f"{key}." for key in keys))
             else finding
             for finding in self.findings
         ]
@@ -73,7 +77,7 @@ class Checked:
             return check(*given)
         except NotFetched as error:
             self.findings.append(Fault("unknown", str(error), key))
-        except (MissingDependency, MissingPrompts) as error:
+        except (MissingDependency, MissingPrompts, MissingAdapter) as error:
             self.findings.append(Fault("needed", str(error), key))
         except (ValueError, OSError) as error:
             self.findings.append(Fault("fault", str(error), key))

@@ -51,6 +51,10 @@ class StartAdapter:
     numbers: int
 
 
+class MissingAdapter(ValueError):
+    """There is no file of the adapter."""
+
+
 def read_start(path: str) -> StartAdapter:
     """What the files of an adapter say; their numbers are not read.
 
@@ -58,7 +62,8 @@ def read_start(path: str) -> StartAdapter:
         path: a `.safetensors` file, a folder with one, or a finished run of a LoRA.
 
     Raises:
-        ValueError: there is no such file, or it is no LoRA of diffusers or peft with one rank and one scale.
+        MissingAdapter: there is no file and no folder of this name.
+        ValueError: it is no LoRA of diffusers or peft with one rank and one scale.
     """
     files = _files(Path(path))
     found = [_read(file) for file in files]
@@ -78,7 +83,7 @@ def _files(path: Path) -> list[Path]:
             raise ValueError(f"{path} is not a .safetensors file; {_SAVE}")
         return [path]
     if not path.is_dir():
-        raise ValueError(f"{path} does not exist; name a .safetensors file or a folder that holds a LoRA")
+        raise MissingAdapter(f"{path} does not exist; name a .safetensors file or a folder that holds a LoRA")
     check_links(path)
     if (number := _CHECKPOINT.fullmatch(path.name)) and path.parent.name == "checkpoints":
         raise ValueError(

@@ -186,6 +186,13 @@ def test_the_judge_of_a_win_rate_is_checked() -> None:
         plan("default", "rewards=[{name: win_rate, options: {judge: gold, judge_options: {dens: true}}}]")
 
 
+def test_teachers_of_a_paper_may_be_missing_and_own_teachers_may_not() -> None:
+    said = "teachers/ocr does not exist; name a .safetensors file or a folder that holds a LoRA"
+    assert f"needed: {said}\n" in plan("diffusion_opd@published")
+    with pytest.raises(ValueError, match=r"^mine does not exist; name a \.safetensors file"):
+        plan("diffusion_opd@published", "model.teachers=[{lora: mine}]")
+
+
 def test_a_server_that_was_not_asked_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_TOKEN", raising=False)
     assert "not checked: the server of reward win_rate at http://127.0.0.1:8000/v1\n" in plan("pref_grpo@published")

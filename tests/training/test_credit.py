@@ -197,7 +197,7 @@ def test_unknown_options_of_a_credit_are_named() -> None:
 @pytest.mark.parametrize(
     ("name", "option", "said"),
     [
-        ("turning", "main: both", "credit.main: Input should be 'step', 'total' or 'rest'"),
+        ("turning", "main: both", "credit.main: Input should be 'step', 'total', 'rest' or 'gain'"),
         ("value", "gamma: 2.0", "credit.gamma: Input should be less than or equal to 1"),
         ("value", "k: 0.0", "credit.k: Input should be greater than 0"),
         (

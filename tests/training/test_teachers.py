@@ -223,7 +223,7 @@ def checked(*words: str) -> Checked:
 def test_the_check_looks_at_the_files_of_teachers_before_a_model_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "b.bin").write_bytes(b"")
     teachers = json.dumps([{"name": "a", "lora": f"{tmp_path}/no"}, {"name": "b", "lora": f"{tmp_path}/b.bin"}])
-    first, second, third = checked(f"model.teachers={teachers}").texts("fault")
+    first, second, third = checked(f"model.teachers={teachers}").texts("fault", "needed")
     assert first == f"{tmp_path}/no does not exist; name a .safetensors file or a folder that holds a LoRA"
     assert second.startswith(f"{tmp_path}/b.bin is not a .safetensors file")
     assert third.endswith("has no column `teacher`, and model.teachers has several; write one of a, b there")
