@@ -18,14 +18,14 @@ from typing import Any
 from method_rows import code_lines, tables, wrapped
 
 from flowgrpo.configs.load import recipe_names
-from flowgrpo.core import advantages, neighbours, penalties, process, selection, trees
+from flowgrpo.core import advantages, directions, neighbours, penalties, process, selection, trees
 from flowgrpo.core import forward_process as forward
 from flowgrpo.pipelines import policy
 from flowgrpo.rewards import win_rate
 from flowgrpo.samplers import kernels, plans, schedules, solvers, transitions, windows
 from flowgrpo.training.credit import step_credits
 from flowgrpo.training.images import critic
-from flowgrpo.training.losses import neighbour, transition
+from flowgrpo.training.losses import directed, neighbour, transition
 
 PAGE = Path(__file__).resolve().with_name("methods.md")
 CLAIMS = Path(__file__).resolve().parent / "benchmarks" / "claims.json"
@@ -235,6 +235,13 @@ METHODS = (
         "late step it is the loss of DanceOPD (2606.27377). The embedded form has one teacher, the model with "
         "guidance.",
         (penalties.taught,),
+    ),
+    Method(
+        "FDFO", "2603.12893", ("fdfo",),
+        "The images of a pair begin with one noise; in the released code they also have a little noise of their own at "
+        "the start. The last step is not trained. The released code shuffles the states of all processes; here each "
+        "process shuffles its own. The released code also has noise that depends on the step, which is not here.",
+        (directions.directions, directions.log_ratio_along, directed.DirectedObjective),
     ),
     Method(
         "Flow-DPO", "2501.13918", ("flow_dpo",),

@@ -210,6 +210,7 @@ def _slices(count: int, size: int) -> tuple[slice, ...]:
 def _gradient(
     trainer: Trainer, experience: Experience, advantages: Tensor, keep: Tensor | None = None
 ) -> dict[str, Tensor]:
+    trainer.objective.prepare(experience)
     rows = torch.tensor(float(trainer.objective.rows(experience, 0, keep))).clamp(min=1.0)
     for batch in trainer.objective.batches(experience, 0, keep):
         trainer.objective.backward(experience, batch, advantages, keep, rows)

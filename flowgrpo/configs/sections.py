@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from ..parts.choice import Choice
 from ..parts.section import Section
-from ..parts.traits import trained
+from ..parts.traits import OF_EDGES, trained
 from .reward_sections import RewardConfig, distinct_labels
 from .rollouts import rounds_need
 
@@ -230,7 +230,7 @@ def _cut_where_edges_are(recipe: Any, section: OptimizerConfig) -> list[str]:
             "optimizer.cut edges deals out the trained states of a denoising, and a causal language model has none; "
             "use optimizer.cut prompts"
         ]
-    if trained(recipe) not in ("steps", "states"):
+    if trained(recipe) not in OF_EDGES:
         objective = "trajectory" if recipe.task == "masked" else "transition"
         return [
             "optimizer.cut edges deals out the trained states of a denoising, and nothing here trains them; use "

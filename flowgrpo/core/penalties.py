@@ -13,7 +13,7 @@ from torch import Tensor
 from ..parts.choice import Choice
 from ..parts.needs import SOMETHING, Need, needs, several_updates
 from ..parts.ranges import NotNegative, Positive, Share
-from ..parts.traits import TRAINED, compares, trained
+from ..parts.traits import OF_EDGES, TRAINED, compares, trained
 from .advantages import goodness
 from .guards import likelihood_guard
 from .objectives import gaussian_kl
@@ -186,7 +186,7 @@ def distil(edges: Edges) -> Tensor:
 
 
 def _visits_states(recipe: Any, choice: Choice) -> list[str]:
-    if trained(recipe) in ("steps", "states"):
+    if trained(recipe) in OF_EDGES:
         return []
     return [
         f"penalty {choice.short} compares the steps of a rollout, and objective {recipe.objective.short} trains "
@@ -215,10 +215,10 @@ def taught(edges: Edges, *, of: Literal["step", "velocity"] = "step") -> Tensor:
 
 
 def _by_densities(recipe: Any, choice: Choice) -> list[str]:
-    if trained(recipe) == "states":
+    if trained(recipe) in ("states", "velocities"):
         return [
             f"penalty {choice.short} checks whether a step became less likely, and objective {recipe.objective.short} "
-            "has no ratio; use objective transition, or leave the penalty out"
+            "has no ratio of densities; use objective transition, or leave the penalty out"
         ]
     ratio = recipe.objective.get("ratio", "gaussian")
     if ratio == "gaussian":

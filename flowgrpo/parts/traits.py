@@ -12,10 +12,14 @@ T = TypeVar("T", bound=Callable[..., Any])
 TRAINED = {
     "steps": "the steps of a rollout that have noise",
     "states": "the states that a rollout visits, by penalties alone",
+    "velocities": "the velocities at the states that a rollout visits",
     "choices": "choices among the next states of a group",
     "images": "finished images that are noised again",
 }
 """What an objective of images may train: the values of its attribute `trains`, each with a description."""
+
+OF_EDGES = ("steps", "states", "velocities")
+"""The values of `trains` for objectives that train recorded edges, by a loss or by penalties."""
 
 
 OFFERED = {

@@ -144,6 +144,16 @@ class Experience:
             node = torch.where(alone, rollout.parent[node], node)
         return node
 
+    def image_of_node(self) -> Tensor:
+        """[N] the image to which each node leads, as an index of the leaves; any of them if there are several."""
+        found = torch.full((len(self.rollout.parent),), -1)
+        node, image = self.rollout.leaf, torch.arange(len(self.rollout.leaf))
+        while len(node):
+            found[node] = image
+            node = self.rollout.parent[node]
+            node, image = node[node >= 0], image[node >= 0]
+        return found
+
     def kept(self, chosen: Tensor) -> Tensor:
         """[N] bool: the nodes that are trained if only the chosen images [L] are trained.
 

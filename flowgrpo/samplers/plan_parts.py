@@ -222,11 +222,11 @@ def spine(
 
 
 def _trained_without_noise(recipe: Any, choice: Choice) -> list[str]:
-    if choice["window"] is None or trained(recipe) in ("choices", "states"):
+    if choice["window"] is None or trained(recipe) in ("choices", "states", "velocities"):
         return []
     return [
         f"plan {choice.short} trains the steps of its window without noise, and objective is {recipe.objective.name}; "
-        "leave sampler.plan.window out, or use objective neighbour or visited"
+        "leave sampler.plan.window out, or use objective neighbour, directed or visited"
     ]
 
 
@@ -245,8 +245,8 @@ def ode(
     Args:
         setting: setting of the run.
         iteration: counted from 0.
-        window: The steps that are trained, as choices among neighbours (Neighbor GRPO) or by penalties alone
-            (DiffusionOPD). By default there are none, for losses of the forward process.
+        window: The steps that are trained, as choices among neighbours (Neighbor GRPO), along directions (FDFO) or by
+            penalties alone (DiffusionOPD). By default there are none, for losses of the forward process.
         spread: Weight of each sample's own noise relative to the noise that the samples of a prompt share, in their
             first noises. By default these noises are independent.
 

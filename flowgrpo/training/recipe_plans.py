@@ -34,8 +34,8 @@ def check_plans(recipe: Planned) -> None:
         )
     if wanted == "steps" and plan.neighbours:
         raise ValueError(
-            f"sampler.plan {recipe.sampler.plan.name} trains deterministic steps; use objective neighbour or visited, "
-            "or another plan"
+            f"sampler.plan {recipe.sampler.plan.name} trains deterministic steps; use objective neighbour, "
+            "directed or visited, or another plan"
         )
 
 

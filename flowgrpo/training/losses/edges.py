@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,6 +12,8 @@ from torch import Tensor
 from ...core.diagnostics import step_statistics
 from ...core.penalties import Edges
 from ...core.surrogates import require_gradient
+from ...parts.choice import Choice
+from ...parts.traits import offering
 from .objective import ObjectiveSetting, Outcome, Penalties, Unmeasured, pair
 
 if TYPE_CHECKING:
@@ -20,6 +22,15 @@ if TYPE_CHECKING:
     from ...samplers.transitions import Transitions
 
     Batch = tuple[Transitions, slice]
+
+
+def steps_to_score(recipe: Any, choice: Choice) -> list[str]:
+    """A need of objectives that train states of a rollout, with noise in its steps or without: the plan trains some."""
+    plan = recipe.sampler.plan
+    if offering(plan, "given") or (offering(plan, "noiseless") and not offering(plan, "neighbours")):
+        mend = "use another plan" if offering(plan, "given") else "set sampler.plan.window, such as window: all"
+        return [f"objective {choice.short} trains steps, and sampler.plan {plan.short} trains none here; {mend}"]
+    return []
 
 
 class EdgeObjective(Unmeasured, ABC):
@@ -52,7 +63,7 @@ class EdgeObjective(Unmeasured, ABC):
         self, experience: Experience, batch: Batch, advantages: Tensor, keep: Tensor | None, rows: Tensor
     ) -> Outcome:
         """Add the gradient of one recorded batch of states."""
-        scored = self.policy.score(experience, *batch)
+        scored = self.score(experience, batch)
         advantage = advantages[scored.node]
         mask = None if keep is None else keep[scored.node].to(advantage.device)[:, None]
         penalties = self.penalties.of(edges_of(scored, batch[0].step, advantage, mask))
@@ -70,6 +81,10 @@ class EdgeObjective(Unmeasured, ABC):
             detached, scored.steps, advantage[:, None], mask, held, num_steps=experience.plan.num_steps
         )
         return Outcome(statistics.cpu(), metrics, detached.abs().max().cpu())
+
+    def score(self, experience: Experience, batch: Batch) -> ScoredEdges:
+        """Recorded edges under the present policy."""
+        return self.policy.score(experience, *batch)
 
     @abstractmethod
     def loss(

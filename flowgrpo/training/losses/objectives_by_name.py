@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from .directed import DirectedObjective
 from .forward import ForwardObjective
 from .neighbour import NeighbourObjective
 from .objective import Objective
@@ -15,5 +16,6 @@ OBJECTIVES: dict[str, Callable[..., Objective]] = {
     "neighbour": NeighbourObjective,
     "forward": ForwardObjective,
     "visited": VisitedObjective,
+    "directed": DirectedObjective,
 }
 """`objective(setting, *, ...)`: a class with the methods of `objective.Objective`."""

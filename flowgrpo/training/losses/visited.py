@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from ...parts.choice import Choice
 from ...parts.needs import SOMETHING, Need, needs
-from ...parts.traits import offering
-from .edges import EdgeObjective
+from .edges import EdgeObjective, steps_to_score
 from .objective import pair
 
 if TYPE_CHECKING:
     from ...pipelines.policy import ScoredEdges
 
 
-def _steps_to_visit(recipe: Any, choice: Choice) -> list[str]:
-    plan = recipe.sampler.plan
-    if offering(plan, "given") or (offering(plan, "noiseless") and not offering(plan, "neighbours")):
-        mend = "use another plan" if offering(plan, "given") else "set sampler.plan.window, such as window: all"
-        return [f"objective {choice.short} trains steps, and sampler.plan {plan.short} trains none here; {mend}"]
-    return []
-
-
-@needs(_steps_to_visit, Need("penalties", (SOMETHING,), "has no loss but the penalties", mend="add penalty taught"))
+@needs(steps_to_score, Need("penalties", (SOMETHING,), "has no loss but the penalties", mend="add penalty taught"))
 class VisitedObjective(EdgeObjective):
     """The sum of the penalties at the states that the policy visits (DiffusionOPD, 2605.15055).
 
