@@ -88,12 +88,6 @@ class ModelConfig(Section):
         None, description="LoRA: keep the frozen denoiser's linear weights in 8 bits, through torchao."
     )
 
-    @property
-    def other_calls(self) -> list[dict[str, Any]]:
-        """What the calls of the reference and of the teachers change; calls without a change are left out."""
-        found = [self.reference_call, *(teacher.call for teacher in self.teachers)]
-        return [call for k, call in enumerate(found) if call and call not in found[:k]]
-
     @field_validator("teachers")
     @classmethod
     def _names_differ(cls, teachers: list[TeacherConfig]) -> list[TeacherConfig]:
@@ -201,6 +195,11 @@ class EvaluateConfig(HeldOutConfig):
     """Evaluation of images that are sampled without noise in the steps."""
 
     steps: int | None = Field(None, ge=1, description="Denoising steps; by default as many as in the rollout.")
+    call: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Arguments that the calls of evaluations have in place of those in `model.call`, such as the "
+        "guidance scale with which the model will be used, or a larger height and width.",
+    )
 
 
 def _is_compared_with(recipe: Any, reference: ReferenceConfig) -> list[str]:
@@ -233,6 +232,21 @@ class Recipe(BaseRecipe):
         None, description="Penalties compare with an average of the trained weights; by default with the base model."
     )
     evaluate: EvaluateConfig = EvaluateConfig()
+
+    @property
+    def as_evaluated(self) -> Recipe:
+        """The recipe with the call of its evaluations as `model.call`; the recipe itself if the two are the same."""
+        changes = self.evaluate.call
+        if not changes:
+            return self
+        model = self.model.model_copy(update={"call": {**self.model.call, **changes}})
+        return self.model_copy(update={"model": model, "evaluate": self.evaluate.model_copy(update={"call": {}})})
+
+    @property
+    def other_calls(self) -> list[dict[str, Any]]:
+        """What the calls of evaluations, the reference and the teachers change; without calls that change nothing."""
+        found = [self.evaluate.call, self.model.reference_call, *(teacher.call for teacher in self.model.teachers)]
+        return [call for k, call in enumerate(found) if call and call not in found[:k]]
 
     @field_validator("penalties")
     @classmethod

@@ -155,12 +155,25 @@ def _call(conversion: Conversion) -> None:
     for key in ("resolution", "height", "width", "guidance_scale", *CALL):
         theirs, evaluated = f"train.{key}", settings.value(f"eval.{key}")
         if evaluated is not None and evaluated != settings.value(theirs):
-            ours = {"resolution": "height", "guidance_scale": name}.get(key, key)
-            text = f"evaluations use model.call, as training does; `flowgrpo evaluate RUN model.call.{ours}=…` does not"
-            conversion.lose(f"eval.{key}", text)
+            _evaluated(conversion, key, name)
         conversion.used(f"eval.{key}", theirs)
     if any(word in str(settings.value("model.model_type")).lower() for word in PICTURES):
         conversion.want("the prompt file needs a column `image` with the path of a picture: see docs/own_model.md")
+
+
+def _evaluated(conversion: Conversion, key: str, guidance: str) -> None:
+    """Carry over a key of `eval` that differs from `train`; `guidance` is the call's argument of this meaning."""
+    settings, theirs = conversion.settings, f"eval.{key}"
+    if key == "resolution":
+        for side, ours in enumerate(("height", "width")):
+            if settings.value(f"eval.{ours}") is None:
+                conversion.carry(theirs, f"evaluate.call.{ours}", _side(settings, theirs, side))
+    elif key in ("height", "width"):
+        conversion.carry(theirs, f"evaluate.call.{key}", settings.count(theirs))
+    elif key == "guidance_scale":
+        conversion.carry(theirs, f"evaluate.call.{guidance}", settings.number(theirs))
+    else:
+        conversion.carry(theirs, f"evaluate.call.{key}", settings.value(theirs))
 
 
 def _side(settings: ForeignSettings, key: str, side: int) -> int:

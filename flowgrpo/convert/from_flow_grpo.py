@@ -128,7 +128,9 @@ def _call(conversion: Conversion, script: Script) -> None:
         conversion.lose("train.cfg", "training has the guidance of sampling here; a guidance of 1 is none")
     other = settings.number("sample.eval_guidance_scale")
     if script.fast and not script.kernel and other is not None and other != guidance:
-        conversion.lose("sample.eval_guidance_scale", "evaluations have the guidance of sampling here")
+        for theirs, ours in script.call or ():
+            if "guidance" in theirs:
+                conversion.carry("sample.eval_guidance_scale", f"evaluate.call.{ours}", other)
 
 
 def _sampler(conversion: Conversion, script: Script) -> None:

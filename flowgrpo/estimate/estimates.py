@@ -144,7 +144,9 @@ def estimate(
             "use fewer GPUs, or more prompts"
         )
     shares = Shares.of(recipe, gpus, sharding)
-    model, expected = model_of(recipe.model, _pictured(recipe.data.train)), forecast(recipe)
+    pictured, others = _pictured(recipe.data.train), recipe.other_calls
+    model, expected = model_of(recipe.model, pictured, others), forecast(recipe)
+    shown = model_of(recipe.as_evaluated.model, pictured, others) if recipe.evaluate.call else model
     share = math.ceil(recipe.rollout.prompts / gpus)
     train, known = _prompt_count(recipe.data.train, prompts)
     heldout, heldout_known = _prompt_count(recipe.data.heldout) if recipe.data.heldout else (0, True)
@@ -153,7 +155,7 @@ def estimate(
     stays = resting(recipe, model, expected, share, shares) | {"prompt embeddings": cached}
     waits = {name: stays.pop(name) for name in waiting(recipe)}
     steps = steps_of(recipe, evaluation=True)
-    image = steps * model.branches * model.evaluation.forward + model.decode_flops
+    image = steps * shown.branches * shown.evaluation.forward + shown.decode_flops
     settings = recipe.evaluate
     few = min(settings.quick.prompts, heldout) if settings.quick else 0
     return Estimate(
@@ -162,7 +164,7 @@ def estimate(
         utilisation=utilisation,
         sharding=shares.name,
         resting=stays,
-        passing=passing(recipe, model, shares),
+        passing=passing(recipe, model, shares, shown),
         start=sum(
             stays.get(name, 0) for name in ("denoiser", "VAE", "image encoder", "other networks", "LoRA", "teachers")
         )

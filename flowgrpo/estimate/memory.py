@@ -154,8 +154,15 @@ def waiting(recipe: Recipe) -> list[str]:
     return [name for name, waits in asked.items() if waits]
 
 
-def passing(recipe: Recipe, model: Model, shares: Shares) -> dict[str, int]:
-    """Bytes that sampling, decoding and training need in addition to `resting`, by name."""
+def passing(recipe: Recipe, model: Model, shares: Shares, shown: Model) -> dict[str, int]:
+    """Bytes that sampling, decoding and training need in addition to `resting`, by name.
+
+    Args:
+        recipe: of the run.
+        model: sizes and costs of its pipeline.
+        shares: what the GPUs share.
+        shown: sizes and costs of the pipeline as evaluations call it.
+    """
     rollout, cost = recipe.rollout, model.evaluation
     # A mask is among what is kept for the gradient, and counts once.
     working = cost.working - cost.mask
@@ -163,14 +170,18 @@ def passing(recipe: Recipe, model: Model, shares: Shares) -> dict[str, int]:
         gradient, held = model.branches * cost.kept + model.rows * (cost.block + working), cost.kept + cost.block
     else:
         gradient, held = model.branches * cost.saved + model.rows * working, cost.saved
-    # A compiled denoiser also samples with its graph for training, and frees the graph's memory after each call.
-    graph = held if recipe.model.compile else 0
     away = waiting(recipe)
     encoding = {"encoding": model.encoders} if "text encoders" in away else {}
     gathered, whole = _gathered(model, shares)
+
+    def sampling(one: Model) -> int:
+        # A compiled denoiser also samples with its graph for training, and frees the graph's memory after each call.
+        graph = held if recipe.model.compile else 0
+        return rollout.batch * one.rows * (one.evaluation.working + graph)
+
     return {
-        "sampling": rollout.batch * model.rows * (cost.working + graph) + gathered,
-        "decoding": (1 if model.decoded_alone else rollout.decode_batch) * model.decode_bytes
+        "sampling": max(sampling(one) for one in (model, shown)) + gathered,
+        "decoding": (1 if model.decoded_alone else rollout.decode_batch) * max(model.decode_bytes, shown.decode_bytes)
         + (model.vae if "VAE" in away else 0),
         "training": rollout.batch * gradient + gathered + whole,
         **encoding,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
@@ -75,12 +75,13 @@ class Model:
     teacher_branches: float = 0.0
 
 
-def model_of(config: ModelConfig, shown: bool = False) -> Model:
+def model_of(config: ModelConfig, shown: bool = False, others: Sequence[Mapping[str, Any]] = ()) -> Model:
     """Sizes and costs of a recipe's pipeline, from its configurations.
 
     Args:
         config: section `model` of the recipe.
         shown: whether each prompt has a picture of its own.
+        others: what other calls change, see `Recipe.other_calls`.
 
     Raises:
         ValueError: as in `architecture_of`.
@@ -98,7 +99,7 @@ def model_of(config: ModelConfig, shown: bool = False) -> Model:
 
     teachers = [with_changes(teacher.call).number for teacher in config.teachers]
     # The embeddings of a call with other arguments are kept beside the others.
-    texts = evaluations.texts + sum(with_changes(changes).texts for changes in config.other_calls)
+    texts = evaluations.texts + sum(with_changes(changes).texts for changes in others)
     pictures = appended_tokens(architecture, call, shown)
     beside = tuple((family.beside(call, architecture.inputs) | pictures).items())
     adapter = config.lora.model_dump_json() if config.train == "lora" else None

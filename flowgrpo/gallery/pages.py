@@ -154,24 +154,26 @@ def remake(run: Run) -> dict[str, Any]:
         value = run.config.get(name)
         return value if isinstance(value, dict) else {}
 
-    sampler, model = section("sampler"), section("model")
+    def arguments(call: Any) -> str:
+        return ", ".join(f"{key} {value}" for key, value in call.items()) if isinstance(call, dict) else ""
+
+    sampler, model, evaluate = section("sampler"), section("model"), section("evaluate")
     steps = sampler.get("steps")
-    call = model["call"] if isinstance(model.get("call"), dict) else {}
     settings = {
         "sampler": ", ".join(
             f"{key} {_part(sampler[key])}" for key in ("plan", "kernel", "solver") if sampler.get(key)
         ),
-        "call": ", ".join(f"{key} {value}" for key, value in call.items()),
+        "call": arguments(model.get("call")),
         "generation": ", ".join(f"{key} {value}" for key, value in section("generation").items() if value is not None),
-        "evaluation": f"temperature {section('evaluate').get('temperature', 0)}" if run.text else "",
+        "evaluation": f"temperature {evaluate.get('temperature', 0)}" if run.text else arguments(evaluate.get("call")),
     }
     path = model.get("path")
     return {
         "model": path if isinstance(path, str) else None,
         "steps": steps if isinstance(steps, int) else None,
-        "evaluation_steps": section("evaluate").get("steps") or (steps if isinstance(steps, int) else None),
+        "evaluation_steps": evaluate.get("steps") or (steps if isinstance(steps, int) else None),
         "settings": [[name, value] for name, value in settings.items() if value],
-        "result": _best(run.folder) if section("evaluate").get("results") == "best" else None,
+        "result": _best(run.folder) if evaluate.get("results") == "best" else None,
     }
 
 

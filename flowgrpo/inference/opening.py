@@ -13,6 +13,7 @@ import torch
 
 from ..configs.load import load_recipe
 from ..configs.schema import AnyRecipe, Recipe
+from ..configs.yaml_text import parse_yaml
 from ..intake.links import check_links
 from ..pipelines.acceleration import compile_blocks, use_attention
 from ..pipelines.capture import PipelineCall
@@ -116,7 +117,19 @@ def image_recipe(model: str, overrides: Iterable[str] = ()) -> Recipe:
         recipe = load_recipe("mixgrpo_guard", [*PLAIN, *overrides], rewards=False)
     if not isinstance(recipe, Recipe):
         raise ValueError(f"{model} is a run of text, and makes no images; name a run or a model of images")
-    return recipe
+    return _as_evaluated(recipe, overrides)
+
+
+def _as_evaluated(recipe: Recipe, overrides: Iterable[str]) -> Recipe:
+    """The recipe with the call of its evaluations; a change of `model.call` comes before `evaluate.call`."""
+    changed: set[str] = set()
+    for key, _, value in (word.partition("=") for word in overrides):
+        if key.startswith("model.call."):
+            changed.add(key.split(".")[2])
+        elif key == "model.call" and isinstance(given := parse_yaml(value, key), dict):
+            changed |= set(given)
+    call = {name: value for name, value in recipe.evaluate.call.items() if name not in changed}
+    return recipe.model_copy(update={"evaluate": recipe.evaluate.model_copy(update={"call": call})}).as_evaluated
 
 
 def evaluation_recipe(model: str, source: str | None, overrides: Sequence[str]) -> AnyRecipe:
@@ -130,6 +143,8 @@ def evaluation_recipe(model: str, source: str | None, overrides: Sequence[str]) 
             task, or an override says which weights a run trains or names rewards that do not score the evaluation.
     """
     recipe = _evaluation_recipe(model, source, overrides)
+    if isinstance(recipe, Recipe):
+        recipe = _as_evaluated(recipe, overrides)
     changed = {word.partition("=")[0] for word in overrides}
     own = any(re.match(r"evaluate\.rewards\b", key) for key in changed)
     if recipe.evaluate.rewards is not None and not own and any(re.match(r"rewards\b", key) for key in changed):

@@ -127,7 +127,7 @@ def _test_prompts(found: Checked, reads: bool) -> None:
     if rows is None or found.data is None:
         return
     if isinstance(recipe, Recipe) and found.folder and "model" not in found.faulty:
-        rows = found.attempt("data.test", with_own_call, rows, source, recipe, found.folder) or rows
+        rows = found.attempt("data.test", with_own_call, rows, source, recipe.as_evaluated, found.folder) or rows
     columns = column_names(rows, columns_of_run(recipe, evaluation=True))
     for spec in reward_specs(evaluated(recipe)):
         try:
@@ -214,6 +214,7 @@ def _call(found: Checked, recipe: Recipe) -> None:
     if advised is None:
         return
     faults = list(call_faults(Path(folder), parameters, given))
+    faults += call_faults(Path(folder), parameters, recipe.evaluate.call, "evaluate.call.")
     changes = {"reference_call": recipe.model.reference_call}
     changes |= {f"teachers.{k}.call": teacher.call for k, teacher in enumerate(recipe.model.teachers)}
     for key, changed in changes.items():

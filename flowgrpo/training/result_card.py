@@ -75,7 +75,7 @@ def _call(recipe: AnyRecipe) -> dict[str, Any]:
     recommended: dict[str, Any] = {}
     with suppress(ValueError, OSError):
         recommended = recommended_arguments(model_folder(recipe.model.path))
-    return {**recommended, **recipe.model.call}
+    return {**recommended, **recipe.as_evaluated.model.call}
 
 
 def _pictures(recipe: AnyRecipe, known: Known) -> tuple[str, ...]:
@@ -94,7 +94,7 @@ def _pictures(recipe: AnyRecipe, known: Known) -> tuple[str, ...]:
         else:
             with suppress(ValueError, OSError):
                 takes = call_parameters(model_folder(recipe.model.path), recipe.model.pipeline) or ()
-    given = recipe.model.call
+    given = recipe.as_evaluated.model.call
     return tuple(name for name in PICTURES if given.get(name) is not None or (name in of_prompts and name in takes))
 
 

@@ -228,7 +228,7 @@ def load_flow_task(
         place(pipe, device, model.offload)
     if model.attention is not None:
         use_attention(pipe, model.attention)
-    call = call_arguments(folder, model.call)
+    call, shown_call = call_arguments(folder, model.call), call_arguments(folder, recipe.as_evaluated.model.call)
     parameters = PipelineCall(pipe, call).parameters
     take_sizes(data, recipe, folder, call, parameters)
     take_pictures(data, recipe, call, parameters)
@@ -252,7 +252,7 @@ def load_flow_task(
         compile_blocks(pipe)
     cache = PromptCache(
         pipe, call, most=kept_prompts(recipe, len(data.heldout)), spare=SPARE_EMBEDDINGS,
-        changes=model.other_calls,
+        changes=recipe.other_calls,
     )  # fmt: skip
     if model.release_text_encoders:
         rows = met_prompts(recipe, data)
@@ -262,10 +262,10 @@ def load_flow_task(
         cache.release()
     doing("checking that the pipeline's own loop is reproduced")
     shown = [row.prompt for row in data.train.rows[:2]]
-    counts = steps_of(recipe), steps_of(recipe, evaluation=True)
-    policies = {number: _policies(recipe, pipe, call, weights, shown, number) for number in dict.fromkeys(counts)}
-    policy, sized = policies[counts[0]]
-    evaluator = Evaluator(recipe, *policies[counts[1]])
+    policy, sized = _policies(recipe, pipe, call, weights, shown)
+    evaluator = Evaluator(recipe, policy, sized)
+    if recipe.evaluate.call or steps_of(recipe) != steps_of(recipe, evaluation=True):
+        evaluator = Evaluator(recipe, *_policies(recipe, pipe, shown_call, weights, shown, evaluation=True))
     fidelity, guided = None, False
     if data.train.rows[0].given:
         doing("checking that given images come back from their latents")
@@ -284,9 +284,10 @@ def load_flow_task(
 
 
 def _policies(
-    recipe: Recipe, pipe: Any, call: dict[str, Any], weights: TrainedWeights, shown: list[str], number: int
+    recipe: Recipe, pipe: Any, call: dict[str, Any], weights: TrainedWeights, shown: list[str], evaluation: bool = False
 ) -> tuple[FlowPolicy, SizedPolicies]:
-    """The policy on a number of steps after the check of its replay, and the policies of the sizes of prompts."""
+    """The policy of a call after the check of its replay, and the policies of the sizes of prompts."""
+    number = steps_of(recipe, evaluation=evaluation)
 
     def checked_policy(size: Size | None = None) -> FlowPolicy:
         own = call if size is None else {**call, **dict(zip(SIDES, size))}
@@ -294,7 +295,7 @@ def _policies(
         with torch.enable_grad():
             denoiser.self_check(shown)
         made = flow_policy(recipe, denoiser, weights)
-        if number == steps_of(recipe):
+        if not evaluation:
             made.require_calls(shown)
         return made
 

@@ -268,13 +268,24 @@ def test_wrong_values_are_named(changes: dict[str, Any], says: str, tmp_path: Pa
         ({"train_stg_scale": 1.0}, "train.stg_scale 1.0: this key is not known here"),
         ({"model_attn_backend": "_flash_3_hub"}, "it would run code that is fetched from the hub"),
         ({}, "data.max_dataset_size 100: cut the prompt file to this many lines"),
-        ({}, "eval.resolution 1024: evaluations use model.call"),
         ({}, "log.logging_backend 'wandb': write run.trackers"),
     ],
 )
 def test_what_is_not_carried_over_is_said(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
     lines = converted(tmp_path, **changes)[1]
     assert any(says in line for line in lines[lines.index("not carried over:") :])
+
+
+def test_the_call_of_evaluations_is_carried_over_where_it_is_another(tmp_path: Path) -> None:
+    recipe, _ = converted(tmp_path)
+    assert recipe.evaluate.call == {"height": 1024, "width": 1024}
+    recipe, lines = converted(tmp_path, eval_guidance_scale=7.0, eval_height=768, eval_max_sequence_length=256)
+    assert recipe.evaluate.call == {
+        "height": 768, "width": 1024, "guidance_scale": 7.0, "max_sequence_length": 256,
+    }  # fmt: skip
+    assert any("eval.guidance_scale 7.0 → evaluate.call.guidance_scale: 7.0" in line for line in lines)
+    same = converted(tmp_path, eval_resolution=[384, 512], eval_guidance_scale=4.5)[0]
+    assert same.evaluate.call == {}
 
 
 def test_no_evaluation_and_no_interval_of_checkpoints_are_said_once(tmp_path: Path) -> None:

@@ -56,6 +56,14 @@ def test_values_worked_out_by_hand(folder: Path) -> None:
     assert (recipe.run.seed, recipe.evaluate.every, recipe.evaluate.steps) == (7, 20, 40)
 
 
+def test_the_guidance_of_evaluations_is_carried_over_where_it_is_another(folder: Path) -> None:
+    """Only the script with a window reads it."""
+    line = "    config.sample.eval_guidance_scale = {}\n"
+    assert recipe_of(folder, "fast", line.format(7.0)).evaluate.call == {"guidance_scale": 7.0}
+    assert recipe_of(folder, "fast", line.format(4.5)).evaluate.call == {}
+    assert recipe_of(folder, "whole", line.format(7.0)).evaluate.call == {}
+
+
 def test_the_fast_form_has_a_window_and_the_released_ratio(folder: Path) -> None:
     recipe = recipe_of(folder, "fast")
     window = recipe.sampler.plan["window"]

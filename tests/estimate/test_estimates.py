@@ -177,6 +177,28 @@ def test_released_text_encoders_are_there_only_while_prompts_are_encoded():
     assert released.resting["prompt embeddings"] > kept.resting["prompt embeddings"]
 
 
+def test_evaluations_that_are_guided_or_larger_cost_more_and_iterations_do_not():
+    every = {"every": 4, "prompts": 16}
+    plain, guided = of(), of(evaluate={**every, "call": {"guidance_scale": 3.0}})
+    smaller = of(evaluate={**every, "call": {"height": 32, "width": 32}})
+    cost = model_of(recipe().model).evaluation
+    assert guided.evaluation - plain.evaluation == pytest.approx(16 * 5 * cost.forward)
+    assert guided.resting["prompt embeddings"] == 3 * plain.resting["prompt embeddings"]
+    small = {"lora": {"rank": 4, "alpha": 8.0}, "release_text_encoders": False, "call": {"height": 32, "width": 32}}
+    model = model_of(recipe(model=small).model)
+    assert smaller.evaluation == pytest.approx(16 * (5 * model.evaluation.forward + model.decode_flops))
+    assert smaller.evaluation < plain.evaluation
+    assert plain.flops == guided.flops == smaller.flops
+    assert plain.passing == smaller.passing
+    assert guided.passing["sampling"] == 2 * plain.passing["sampling"]
+    assert guided.passing["training"] == plain.passing["training"]
+    # Rollouts of smaller images than evaluations: the memory of sampling and decoding is the evaluations'.
+    full = of(model=small, evaluate={**every, "call": {"height": 64, "width": 64}})
+    assert full.evaluation == pytest.approx(plain.evaluation)
+    assert full.passing["decoding"] == plain.passing["decoding"]
+    assert full.flops["decoding"] == pytest.approx(8 * 3 * model.decode_flops)
+
+
 def test_a_guided_reference_is_evaluated_twice_and_has_embeddings_of_its_own():
     plain, guided = (of(model={"reference_call": call}, penalties=[KL]) for call in ({}, {"guidance_scale": 3.0}))
     cost, without = model_of(recipe().model).evaluation, of()

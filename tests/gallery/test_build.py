@@ -265,7 +265,7 @@ def test_remaking_knows_model_steps_and_call(tmp_path: Path) -> None:
         "name": "x",
         "model": {"path": "my/model", "call": {"guidance_scale": 4.5}},
         "sampler": {"steps": 12, "kernel": "cps"},
-        "evaluate": {"steps": 40},
+        "evaluate": {"steps": 40, "call": {"guidance_scale": 7.0}},
     }
     (run / "config.yaml").write_text(json.dumps(config))
     data = data_of(build_gallery(run))
@@ -273,7 +273,7 @@ def test_remaking_knows_model_steps_and_call(tmp_path: Path) -> None:
         "model": "my/model",
         "steps": 12,
         "evaluation_steps": 40,
-        "settings": [["sampler", "kernel cps"], ["call", "guidance_scale 4.5"]],
+        "settings": [["sampler", "kernel cps"], ["call", "guidance_scale 4.5"], ["evaluation", "guidance_scale 7.0"]],
         "result": None,
         "place": "../",
         "start": None,

@@ -33,11 +33,11 @@ def trainer_of(model: Path, folder: Path, *more: str) -> Trainer:
 def test_kernel_cps_is_a_step_beyond_the_next_level_and_noise_back_to_it(gamma: float) -> None:
     """The released sampler of FDFO steps to r < s, shrinks the state and adds noise, so that its level is s."""
     sigmas, eta = (0.9, 0.4, 0.0), 2.0 / math.pi * math.acos(1.0 / (1.0 + gamma))
-    t, s = sigmas[:2]
+    s = sigmas[1]
     r = s / (1.0 + gamma * (1.0 - s))
     shrunk = 1.0 / (1.0 + gamma * r)
     std, kappa = cps(sigmas, 0, eta=eta)
-    # x + (r - t) v is (1 - r) x0 + r x1, for the clean image x0 and the noise x1 that v predicts.
+    # From the level t, x + (r - t) v is (1 - r) x0 + r x1, for the clean image x0 and the noise x1 that v predicts.
     assert (1.0 - s, kappa) == pytest.approx((shrunk * (1.0 - r), shrunk * r))
     assert std == pytest.approx(shrunk * r * math.sqrt((1.0 + gamma) ** 2 - 1.0))
     assert load_recipe("fdfo").sampler.kernel["eta"] == pytest.approx(2 / math.pi * math.acos(1 / 1.0025), rel=1e-3)

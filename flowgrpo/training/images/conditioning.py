@@ -42,7 +42,7 @@ def take_pictures(data: Data, recipe: Recipe, call: Mapping[str, Any], parameter
     Args:
         data: of the recipe; its prompts are replaced.
         recipe: names the files.
-        call: arguments for all prompts.
+        call: arguments for all training prompts.
         parameters: of the pipeline's call.
 
     Raises:
@@ -53,7 +53,8 @@ def take_pictures(data: Data, recipe: Recipe, call: Mapping[str, Any], parameter
         return
     data.train.rows = illustrated(data.train.rows, recipe.data.train, call, parameters)
     if recipe.data.heldout:
-        data.heldout = illustrated(data.heldout, recipe.data.heldout, call, parameters)
+        shown = {**call, **recipe.evaluate.call}
+        data.heldout = illustrated(data.heldout, recipe.data.heldout, shown, parameters)
     deciding = [row for row in [*data.train.rows, *data.heldout] if row.pictures and row.size is None]
     sizes = {_deciding(row).size for row in deciding}
     missing = [f"model.call.{name}" for name in ("height", "width") if name in parameters and call.get(name) is None]

@@ -32,7 +32,7 @@ def take_sizes(data: Data, recipe: Recipe, folder: str, call: Mapping[str, Any],
         data: of the recipe; its prompts are replaced.
         recipe: has the sizes to which the sizes of prompts are rounded.
         folder: of the pipeline, which says what sizes it makes; a hub id says nothing.
-        call: arguments for all prompts.
+        call: arguments for all training prompts.
         parameters: of the pipeline's call.
 
     Raises:
@@ -40,7 +40,7 @@ def take_sizes(data: Data, recipe: Recipe, folder: str, call: Mapping[str, Any],
             have sizes, and the recipe has a part that takes one size only.
     """
     data.train.rows = sized(data.train.rows, recipe, folder, call, parameters)
-    data.heldout = sized(data.heldout, recipe, folder, call, parameters)
+    data.heldout = sized(data.heldout, recipe, folder, {**call, **recipe.evaluate.call}, parameters)
     if any(row.size is not None for row in data.train.rows) and (faults := list(_refused(recipe))):
         raise ValueError("\n".join(faults))
 

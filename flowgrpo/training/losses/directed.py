@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
@@ -53,7 +52,7 @@ class DirectedObjective(EdgeObjective):
 
     trains = "velocities"
 
-    def __init__(self, setting: ObjectiveSetting, *, surrogate: Surrogate = partial(spo, epsilon=0.03)) -> None:
+    def __init__(self, setting: ObjectiveSetting, *, surrogate: Surrogate = spo) -> None:
         super().__init__(setting)
         self.surrogate = surrogate
         self._image = torch.empty(0, dtype=torch.long)

@@ -1,0 +1,107 @@
+"""`evaluate.call`: evaluations call the pipeline with other arguments than rollouts."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from flowgrpo.bench.measures import Silent
+from flowgrpo.configs.load import dump_recipe, load_image_recipe, load_recipe
+from flowgrpo.inference.opening import evaluation_recipe, image_recipe
+from flowgrpo.training.checking import check
+from flowgrpo.training.folder.run_folder import RunFolder
+from flowgrpo.training.result_card import _call
+from flowgrpo.training.session import Session, start
+from flowgrpo.training.trainer import Trainer
+
+GUIDED = "evaluate.call={guidance_scale: 3.0}"
+
+
+def trainer_of(folder: Path, *words: str) -> Trainer:
+    return Session(load_recipe("mixgrpo_guard", words), RunFolder.create(folder, "")).trainer(Silent())
+
+
+def shown(trainer: Trainer) -> torch.Tensor:
+    """The images of the held-out prompts."""
+    rows = trainer.data.heldout[:3]
+    images = trainer.task.evaluation(rows, range(len(rows)), trainer.clock).samples
+    assert isinstance(images, torch.Tensor)
+    return images
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("released", ["true", "false"])
+def test_evaluations_have_their_own_guidance_and_rollouts_do_not(released, small: list[str], tmp_path: Path) -> None:
+    words = (*small, f"model.release_text_encoders={released}")
+    trainer = trainer_of(tmp_path / "apart", *words, GUIDED)
+    plain = trainer_of(tmp_path / "plain", *words)
+    guided = trainer_of(tmp_path / "guided", *words, "model.call={guidance_scale: 3.0}")
+    assert torch.equal(shown(trainer), shown(guided))
+    assert not torch.equal(shown(trainer), shown(plain))
+    (_, own), (_, other) = trainer.collect(0), plain.collect(0)
+    assert torch.equal(own.samples, other.samples)
+    assert trainer.iterate(0)["ratio/first_error"] == 0.0
+    assert torch.equal(shown(trainer), shown(trainer))
+
+
+@pytest.mark.slow
+def test_evaluations_may_be_larger_than_rollouts(small: list[str], tmp_path: Path) -> None:
+    """A held-out prompt of another size keeps its size. A prompt with the size of the evaluations has no other size."""
+    heldout = tmp_path / "heldout.jsonl"
+    rows = [{"prompt": "a red circle"}, {"prompt": "a blue square", "height": 64, "width": 64},
+            {"prompt": "a green circle", "height": 32, "width": 32}]  # fmt: skip
+    heldout.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sizes = "model.call={height: 32, width: 32}", "evaluate.call={height: 64, width: 64}"
+    words = (
+        *small,
+        *sizes,
+        f"data.heldout={heldout}",
+        "evaluate.rewards=null",
+        "rewards=[{name: jpeg_compressibility}]",
+    )
+    trainer = start(load_recipe("mixgrpo_guard", words), tmp_path / "run").trainer(Silent())
+    assert [row.size for row in trainer.data.heldout] == [None, None, (32, 32)]
+    assert trainer.collect(0)[1].samples.shape[-2:] == (32, 32)
+    found = trainer.task.evaluation(trainer.data.heldout, range(3), trainer.clock)
+    assert [tuple(image.shape[-2:]) for image in found.samples] == 4 * [(64, 64)] + 2 * [(32, 32)]
+    trainer.train()
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert sum("eval/jpeg_compressibility" in line for line in lines) > 1
+
+
+def test_a_fault_of_an_evaluation_s_call_is_named(random_pipeline: Path) -> None:
+    path = f"model.path={random_pipeline}"
+    [fault] = check(load_recipe("mixgrpo_guard", [path, "evaluate.call={guidance_scal: 2}"])).texts("fault")
+    assert fault.startswith("evaluate.call.guidance_scal: ")
+    assert "did you mean 'guidance_scale'" in fault
+    [fault] = check(load_recipe("mixgrpo_guard", [path, "evaluate.call={height: 33}"])).texts("fault")
+    assert fault.startswith("evaluate.call.height")
+
+
+def test_outside_a_run_images_are_made_as_in_its_evaluations(small: list[str], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    words = [*small, "model.call={guidance_scale: 1.0, max_sequence_length: 16}", "evaluate.call={guidance_scale: 3}"]
+    (run / "config.yaml").write_text(dump_recipe(load_recipe("mixgrpo_guard", words)))
+    for found in (image_recipe(str(run)), evaluation_recipe(str(run), None, [])):
+        assert found.model.call == {"guidance_scale": 3, "max_sequence_length": 16}
+        assert found.evaluate.call == {}
+    # What a command line asks for comes first, in either section.
+    for word in ("model.call.guidance_scale=2", "evaluate.call.guidance_scale=2"):
+        assert image_recipe(str(run), [word]).model.call == {"guidance_scale": 2, "max_sequence_length": 16}
+    assert image_recipe(str(run), ["model.call={guidance_scale: 2}"]).model.call == {"guidance_scale": 2}
+    other = evaluation_recipe(str(run), "default", ["evaluate.call={max_sequence_length: 8}"])
+    assert other.model.call == {"guidance_scale": 1.0, "max_sequence_length": 8}
+
+
+def test_the_card_shows_the_call_of_evaluations(random_pipeline: Path) -> None:
+    words = [f"model.path={random_pipeline}", "model.call={guidance_scale: 1.0}", "evaluate.call={guidance_scale: 3.0}"]
+    assert _call(load_recipe("mixgrpo_guard", words))["guidance_scale"] == 3.0
+
+
+def test_a_recipe_whose_evaluations_call_alike_is_itself() -> None:
+    recipe = load_image_recipe("mixgrpo_guard")
+    assert recipe.as_evaluated is recipe
+    words = ["evaluate.call={guidance_scale: 3.0}", "model.reference_call={guidance_scale: 3.0}"]
+    assert load_image_recipe("mixgrpo_guard", words).other_calls == [{"guidance_scale": 3.0}]
