@@ -240,7 +240,8 @@ METHODS = (
         "FDFO", "2603.12893", ("fdfo",),
         "The images of a pair begin with one noise; in the released code they also have a little noise of their own at "
         "the start. The last step is not trained. The released code shuffles the states of all processes; here each "
-        "process shuffles its own. The released code also has noise that depends on the step, which is not here.",
+        "process shuffles its own. The released code also has noise that depends on the step, which is not here. The "
+        "embedded form has more noise (eta 0.3; the published form 0.045).",
         (directions.directions, directions.log_ratio_along, directed.DirectedObjective),
     ),
     Method(

@@ -40,7 +40,11 @@ def test_kernel_cps_is_a_step_beyond_the_next_level_and_noise_back_to_it(gamma: 
     # From the level t, x + (r - t) v is (1 - r) x0 + r x1, for the clean image x0 and the noise x1 that v predicts.
     assert (1.0 - s, kappa) == pytest.approx((shrunk * (1.0 - r), shrunk * r))
     assert std == pytest.approx(shrunk * r * math.sqrt((1.0 + gamma) ** 2 - 1.0))
-    assert load_recipe("fdfo").sampler.kernel["eta"] == pytest.approx(2 / math.pi * math.acos(1 / 1.0025), rel=1e-3)
+
+
+def test_the_published_noise_is_the_released_one() -> None:
+    eta = load_recipe("fdfo@published").sampler.kernel["eta"]
+    assert eta == pytest.approx(2 / math.pi * math.acos(1 / 1.0025), rel=1e-3)
 
 
 @pytest.mark.slow
