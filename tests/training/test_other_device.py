@@ -43,6 +43,7 @@ def require_there(session: Session, device: SimulatedDevice) -> None:
     [
         ("mixgrpo_flash_guard", ["optimizer.updates=2", "penalties=[{name: kl, weight: 0.1}]", "rollout.store=host"]),
         ("dgpo", ["run.iterations=2", "rollout.chunk=1", "rollout.store=host"]),
+        ("fdfo", ["rollout.group=2", "optimizer.updates=2", "rollout.store=host"]),
     ],
 )
 def test_images(recipe: str, changes: list[str], other: SimulatedDevice, small: list[str], tmp_path: Path) -> None:
