@@ -182,7 +182,7 @@ def batches(recipe: Recipe, folder: Path, report: Report) -> dict[str, Any]:
     texts = tuple(row.text for row in rows)
     whole = policy.sample(texts, keys, plan)
     images = policy.decode(whole, texts)
-    leaves = Experience(whole, plan, texts, images, 1)
+    leaves = Experience(whole, plan, texts, images, 1, tuple(keys), beside=task.beside(policy, keys))
     scores = trainer.score(trainer.rewards, rows, leaves)
     advantages = trainer.advantages(scores, leaves, rows)
     results: dict[str, Any] = {}
@@ -193,7 +193,7 @@ def batches(recipe: Recipe, folder: Path, report: Report) -> dict[str, Any]:
         state = float((again.x - whole.x).abs().max())
         # Gradients are compared on the same rollout, cut into batches of this size.
         cut = replace(whole, transitions=tuple(replace(t, batches=_slices(len(t.x), size)) for t in whole.transitions))
-        gradient = _gradient(trainer, Experience(cut, plan, texts, images, 1), advantages)
+        gradient = _gradient(trainer, replace(leaves, rollout=cut), advantages)
         reference = reference or gradient
         scale = max(float(g.abs().max()) for g in reference.values())
         off = max(float((gradient[n] - reference[n]).abs().max()) for n in reference) / scale

@@ -124,6 +124,8 @@ def _checked(recipe: AnyRecipe, source: str | None) -> Checked:
         excused = {key for key in excused if getattr(own.data, key[5:]) == getattr(recipe.data, key[5:])}
         teachers = getattr(own.model, "teachers", None)
         excused |= {"model.teachers"} if teachers == getattr(recipe.model, "teachers", None) else set()
+        penalties = getattr(own, "penalties", None)
+        excused |= {"penalties"} if penalties == getattr(recipe, "penalties", None) else set()
         excused |= {"rewards"} if own.rewards == recipe.rewards else set()
         excused |= {"evaluate.rewards"} if own.evaluate.rewards == recipe.evaluate.rewards else set()
         checked.excuse(excused)

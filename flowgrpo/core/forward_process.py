@@ -76,7 +76,12 @@ class Noised:
 
     def error(self, velocity: Tensor) -> Tensor:
         """[N] mean squared error of a prediction, float32."""
-        return _mean((velocity.float() - (self.noise.float() - self.x0.float())).square())
+        return matching_error(velocity, self.x0, self.noise)
+
+
+def matching_error(velocity: Tensor, x0: Tensor, noise: Tensor) -> Tensor:
+    """[N] mean squared error of velocities at (1 - sigma) x0 + sigma noise, float32 (Flow Matching, 2210.02747)."""
+    return _mean((velocity.float() - (noise.float() - x0.float())).square())
 
 
 def _mean(values: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..parts.choice import Choice
 from ..parts.needs import SOMETHING, Need, needs, several_updates
-from ..parts.ranges import NotNegative, Positive, Share
+from ..parts.ranges import NotNegative, Positive, Share, Words
 from ..parts.traits import OF_EDGES, TRAINED, compares, trained
 from .advantages import goodness
 from .guards import likelihood_guard
@@ -24,6 +24,14 @@ Difference = Callable[[], Tensor]
 def _without_teachers() -> Tensor:
     raise ValueError(
         "a penalty reads `from_teacher`, and finished images have no teacher; use objective visited or transition"
+    )
+
+
+def without_images() -> Tensor:
+    """Refuse what nothing can learn: images of data, where there are none."""
+    raise ValueError(
+        "a penalty reads `data_error`, and there are no images beside the rollout; add penalty data, whose `source` "
+        "names them"
     )
 
 
@@ -43,6 +51,7 @@ class Edges:
         to_guided: gives `from_guided`.
         to_teacher: gives `from_teacher`, at the cost of one call of the denoiser.
         scale: how far the step's mean moves with the velocity; 1 for images.
+        to_data: gives `data_error`, at the cost of one call of the denoiser with a gradient.
     """
 
     step: int
@@ -55,6 +64,7 @@ class Edges:
     to_guided: Difference
     to_teacher: Difference = _without_teachers
     scale: float = 1.0
+    to_data: Difference = without_images
 
     @cached_property
     def from_reference(self) -> Tensor:
@@ -73,6 +83,11 @@ class Edges:
     def from_teacher(self) -> Tensor:
         """[E, ...] the step's mean minus the mean of the prompt's teacher (`model.teachers`), with gradient."""
         return self.to_teacher()
+
+    @cached_property
+    def data_error(self) -> Tensor:
+        """[E] error of flow matching on the image of the data that each edge's prompt has, with gradient."""
+        return self.to_data()
 
     def divergence(self, difference: Tensor) -> Tensor:
         """[E] KL of two steps whose means differ by `difference`, per element, in nats; for images, the mean square."""
@@ -214,6 +229,24 @@ def taught(edges: Edges, *, of: Literal["step", "velocity"] = "step") -> Tensor:
     return edges.divergence(edges.from_teacher)
 
 
+def data(edges: Edges, *, source: Words, column: Words = "image") -> Tensor:
+    """Flow matching on images of data, in the place of a KL to the reference (DDRL, 2512.04332).
+
+    In each iteration, each prompt of the rollout gets one image of the source, with the image's own prompt. The image
+    is noised to the noise level of the step. All samples of a prompt share the image and its noise, so the penalty
+    costs little.
+
+    Args:
+        edges: E of one step.
+        source: A prompt file or data set with images, as plan `given` reads them.
+        column: The column that holds the image of each prompt.
+
+    Returns:
+        [E], the mean squared error of the velocity at the noised image.
+    """
+    return edges.data_error
+
+
 def _by_densities(recipe: Any, choice: Choice) -> list[str]:
     if trained(recipe) in ("states", "velocities"):
         return [
@@ -256,6 +289,7 @@ PENALTIES: dict[str, Callable[..., Tensor]] = {
     "stepwise": stepwise,
     "distil": distil,
     "taught": taught,
+    "data": data,
     "llds": llds,
 }
 """Penalties by the names that recipes use, in the order in which they are added up."""

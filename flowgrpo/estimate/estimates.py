@@ -12,6 +12,7 @@ from ..configs.schema import Recipe
 from ..parts.traits import saying
 from ..training.data import have_pictures, read_prompts
 from ..training.distributed.processes import Processes
+from ..training.images.images_beside import learned
 from ..training.planning import Forecast, compares_with_past, forecast, nfe_of, search_passes, steps_of
 from ..training.prompt_embeddings import kept_prompts, met_at_most
 from . import UTILISATION
@@ -226,6 +227,10 @@ def _flops(recipe: Recipe, model: Model, expected: Forecast, share: int, turns: 
     others += model.teacher_branches / model.branches
     gradient = cost.forward + cost.backward + (cost.recompute if recipe.model.gradient_checkpointing else 0.0)
     passes = recipe.optimizer.epochs * (gradient + others * cost.forward) + search_passes(recipe) * cost.forward
+    if learned(recipe) is not None:
+        # In each call that trains states of a prompt, the image beside the prompt is one state more.
+        group, batch = recipe.rollout.group, recipe.rollout.batch
+        passes += recipe.optimizer.epochs * gradient * math.ceil(group / batch) / group
     return {
         "sampling": share * model.branches * average("evaluations") * cost.forward,
         "decoding": share * leaves * model.decode_flops,
@@ -236,11 +241,12 @@ def _flops(recipe: Recipe, model: Model, expected: Forecast, share: int, turns: 
 def _cached_prompts(recipe: Recipe, train: int, heldout: int, gpus: int) -> int:
     """Largest number of prompts whose embeddings one GPU holds."""
     templates, share = max(len(recipe.data.templates), 1), math.ceil(heldout / gpus)
-    most = kept_prompts(recipe, heldout)
+    most, penalty = kept_prompts(recipe, heldout), learned(recipe)
+    beside = 0 if penalty is None else _prompt_count(penalty["source"])[0]
     if recipe.model.release_text_encoders:
-        return met_at_most(recipe, train) * templates + heldout
+        return met_at_most(recipe, train) * templates + heldout + met_at_most(recipe, beside)
     drawn = math.ceil(recipe.rollout.prompts / gpus) * recipe.run.iterations
-    met = min(train, drawn) * templates + share
+    met = min(train, drawn) * templates + share + min(beside, drawn)
     return met if most is None else min(met, most)
 
 

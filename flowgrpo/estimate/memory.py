@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ..configs.schema import AnyRecipe, Recipe
 from ..parts.traits import keeps_base
+from ..training.images.images_beside import learned
 from ..training.planning import Forecast, kept_predictions
 from ..training.updating import one_average
 from ..weights.adapter_files import read_start
@@ -172,6 +173,8 @@ def passing(recipe: Recipe, model: Model, shares: Shares, shown: Model) -> dict[
         gradient, held = model.branches * cost.saved + model.rows * working, cost.saved
     away = waiting(recipe)
     encoding = {"encoding": model.encoders} if "text encoders" in away else {}
+    # The image beside each prompt of a batch is one state more, whose activations are kept with those of the batch.
+    beside = 0 if learned(recipe) is None else math.ceil(rollout.batch / rollout.group)
     gathered, whole = _gathered(model, shares)
 
     def sampling(one: Model) -> int:
@@ -183,7 +186,7 @@ def passing(recipe: Recipe, model: Model, shares: Shares, shown: Model) -> dict[
         "sampling": max(sampling(one) for one in (model, shown)) + gathered,
         "decoding": (1 if model.decoded_alone else rollout.decode_batch) * max(model.decode_bytes, shown.decode_bytes)
         + (model.vae if "VAE" in away else 0),
-        "training": rollout.batch * gradient + gathered + whole,
+        "training": rollout.batch * gradient + beside * model.branches * held + gathered + whole,
         **encoding,
     }
 

@@ -16,6 +16,19 @@ from ..samplers.transitions import Rollout, Transitions, batches_of, edge_bounds
 
 
 @dataclass(frozen=True)
+class ImagesBeside:
+    """Images of data that a penalty learns beside a rollout, one for each of its P prompts.
+
+    Attributes:
+        x: [P, ...] their states, in the storage dtype.
+        prompts: P texts, the images' own.
+    """
+
+    x: Tensor
+    prompts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Experience:
     """A finished rollout with its images.
 
@@ -32,6 +45,7 @@ class Experience:
             first of `keys`.
         by_edges: whether the parts share the trained edges, and not the prompts.
         teachers: the name of each prompt's teacher; empty if there are no teachers.
+        beside: images of data, one for each of all P prompts; None if no penalty learns them.
     """
 
     rollout: Rollout
@@ -44,6 +58,7 @@ class Experience:
     key: int | None = None
     by_edges: bool = False
     teachers: tuple[str, ...] = ()
+    beside: ImagesBeside | None = None
 
     @property
     def prompt_of_sample(self) -> list[int]:

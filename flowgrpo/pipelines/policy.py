@@ -14,7 +14,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from ..core.addressing import address
+from ..core.forward_process import matching_error
+from ..core.penalties import without_images
 from ..samplers.kernels import Coefficients, guard_weight, jacobian, log_ratio, row_mean, step
+from ..samplers.moves import draw_noise
 from ..samplers.plans import Plan
 from ..samplers.rollout import Guide, RolloutRunner
 from ..samplers.transitions import (
@@ -32,12 +36,14 @@ from ..weights.trained import TrainedWeights
 from .callers import OWN_TABLE
 from .capture import intercepting
 from .denoiser import Denoiser
-from .experience import Experience, part_bounds
+from .experience import Experience, ImagesBeside, part_bounds
 from .placement import offload_of
 from .prompt_cache import encode_ahead
 
 Ratio = Literal["gaussian", "guard", "cps_released"]
 Weighting = Literal["none", "guard", "noise", "equalise", "rectify"]
+IMAGE_NOISE = -6
+"""In an address, the noise of an image of the data."""
 Told = Callable[[int, int], None]
 """Called with how much is done, and with the whole."""
 
@@ -63,6 +69,8 @@ class ScoredEdges:
         to_guided: gives [E, ...], the mean minus the mean of the guided step that was taken; 0 if there was no guide.
         to_teacher: gives [E, ...], the mean minus the mean of the teacher of the edge's prompt.
         scale: how far the step's mean moves with the velocity.
+        to_data: gives [E], the error of flow matching on the data's image of the edge's prompt, by another call of the
+            denoiser.
     """
 
     log_ratio: Tensor
@@ -76,6 +84,7 @@ class ScoredEdges:
     to_guided: Callable[[], Tensor]
     to_teacher: Callable[[], Tensor]
     scale: float
+    to_data: Callable[[], Tensor]
 
 
 class FlowPolicy:
@@ -184,14 +193,33 @@ class FlowPolicy:
         """
         self.bind(plan)
         owners = [p for p in range(*chunk.indices(len(prompts))) for _ in range(plan.roots)]
-        states, images, size = [], [], self.decode_batch
-        with offload_of(self.denoiser.pipe).needed("vae", when_called=True):
-            for k in range(0, len(owners), size):
-                texts = [prompts[p] for p in owners[k : k + size]]
-                x, shown = self.denoiser.encode([read() for read in samples[k : k + size]], texts, self.device)
-                states.append(x if self.store is None else self.store(x))
-                images.append(shown)
+        states, images = zip(*self._encoded(samples, [prompts[p] for p in owners]))
         return given_rollout(owners, plan.roots, plan.num_steps, concatenated(states)), torch.cat(images)
+
+    def beside(self, samples: Sequence[Callable[[], list[Image.Image]]], prompts: Sequence[str]) -> ImagesBeside:
+        """Images of data that a penalty learns beside a rollout, one for each prompt of the rollout.
+
+        Args:
+            samples: functions that read the images; a batch of them is in memory at a time.
+            prompts: the images' own prompts.
+
+        Raises:
+            ValueError, PipelineError: see `Denoiser.encode`.
+        """
+        states = [x for x, _ in self._encoded(samples, prompts)]
+        encode_ahead(self.denoiser.pipe, prompts)
+        return ImagesBeside(concatenated(states), tuple(prompts))
+
+    def _encoded(
+        self, samples: Sequence[Callable[[], list[Image.Image]]], prompts: Sequence[str]
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """States of given samples, where the states of a rollout wait, and the samples as rewards see them."""
+        size = self.decode_batch
+        with offload_of(self.denoiser.pipe).needed("vae", when_called=True):
+            for k in range(0, len(samples), size):
+                read = [read() for read in samples[k : k + size]]
+                x, shown = self.denoiser.encode(read, prompts[k : k + size], self.device)
+                yield x if self.store is None else self.store(x), shown
 
     def fidelity(self, samples: Sequence[Sequence[Image.Image]], prompts: Sequence[str]) -> float:
         """How well given pictures or videos come back from their states: the peak signal-to-noise ratio, in decibels.
@@ -339,7 +367,44 @@ class FlowPolicy:
             to_guided=partial(self._to_guided, transitions, replayed, shift),
             to_teacher=partial(self._to_teacher, experience, transitions, replayed, velocity),
             scale=scale,
+            to_data=partial(self._to_data, experience, transitions, replayed),
         )
+
+    def data_error(
+        self, experience: Experience, owners: Sequence[int], step: int, sigma: float, level: tuple[int, ...]
+    ) -> Tensor:
+        """[N] error of flow matching on the data's image of each of N prompts, with gradients.
+
+        Each image is evaluated once. The denoiser must be bound to the levels of the rollout, with `sigma` at `step`.
+
+        Args:
+            experience: the rollout, with images beside it.
+            owners: N numbers of prompts of the rollout.
+            step: the denoising step.
+            sigma: its noise level.
+            level: what tells this level from the others of the rollout, for the noise.
+
+        Raises:
+            ValueError: there are no images beside the rollout.
+        """
+        images = experience.beside
+        if images is None:
+            return without_images()
+        # The pictures of the images' prompts are remembered beside those of the rollout.
+        self.denoiser.caller.keep_encodings(len(experience.prompts) + len(images.prompts))
+        prompts = sorted(set(owners))
+        x0 = self.brought(images.x[prompts])
+        keys = [address(experience.keys[prompt], IMAGE_NOISE, *level) for prompt in prompts]
+        noise = draw_noise(x0.shape[1:], keys, x0.device)
+        x = ((1.0 - sigma) * x0.float() + sigma * noise).to(x0.dtype)
+        velocity = self.denoiser.velocity(x, step, [images.prompts[prompt] for prompt in prompts])
+        error = matching_error(velocity, x0, noise)
+        return error[[prompts.index(owner) for owner in owners]]
+
+    def _to_data(self, experience: Experience, transitions: Transitions, replayed: ReplayedEdges) -> Tensor:
+        """[E] error of flow matching at the step's noise level, on the image of each edge's prompt."""
+        step, owners = transitions.step, transitions.prompt[replayed.states]
+        return self.data_error(experience, owners, step, experience.plan.sigmas[step], (step,))[replayed.rows()]
 
     def _to_reference(self, transitions: Transitions, replayed: ReplayedEdges, velocity: Velocity) -> Tensor:
         """[E, ...] the mean of each edge minus the reference's mean, with gradients."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -198,7 +198,10 @@ def _conditioned(row: PromptRow, name: str, path: Path | list[Path]) -> PromptRo
     return replace(row.with_columns({name: str(path)}), conditions={**row.conditions, name: picture})
 
 
-def with_given(rows: Sequence[PromptRow], source: str, columns: Sequence[str]) -> list[PromptRow]:
+OF_PLAN = "write the columns that hold the images of a prompt, the best image first, as sampler.plan.columns"
+
+
+def with_given(rows: Sequence[PromptRow], source: str, columns: Sequence[str], mend: str = OF_PLAN) -> list[PromptRow]:
     """The prompts with the images that stand in the place of samples.
 
     Args:
@@ -207,6 +210,7 @@ def with_given(rows: Sequence[PromptRow], source: str, columns: Sequence[str]) -
         columns: the columns that hold the images, one image each, the best first. In the place of a column NAME there
             may be a column NAME_file_name. A column NAME_frames says how many frames of a video stand side by side in
             the image.
+        mend: what to do if a column is not there.
 
     Raises:
         ValueError: a column is not there, a picture is missing or cannot be read, or a number of frames does not
@@ -217,7 +221,7 @@ def with_given(rows: Sequence[PromptRow], source: str, columns: Sequence[str]) -
         if (key := _picture_column(rows, column)) not in names:
             raise ValueError(
                 f"{source}: there is no column {column!r:.80} of images (it has {', '.join(sorted(names))[:200]}); "
-                "write the columns that hold the images of a prompt, the best image first, as sampler.plan.columns"
+                f"{mend}"
             )
         found.append([_alone(row, column, path) for row, path in zip(rows, _files_in(rows, source, key))])
     return [replace(row, given=pictures) for row, pictures in zip(rows, zip(*found))]
@@ -392,7 +396,8 @@ class PromptStream:
 
 @dataclass
 class Data:
-    """Training prompts as a stream, and held-out prompts."""
+    """Training prompts as a stream, held-out prompts, and the images that penalty `data` learns beside a rollout."""
 
     train: PromptStream
     heldout: list[PromptRow]
+    beside: list[PromptRow] = field(default_factory=list)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..configs.schema import Recipe
+from ..core.addressing import address
 from .data import Data, PromptRow, templated
 from .extensions.extension import has_hook
+from .images.images_beside import drawn, learned
+from .recipe_rounds import is_uneven
 
 SPARE_EMBEDDINGS = 64 * 2**20
 """Bytes of prompt embeddings that are kept beyond `kept_prompts`.
@@ -20,7 +25,8 @@ def kept_prompts(recipe: Recipe, heldout: int) -> int | None:
     """
     if recipe.model.release_text_encoders or recipe.critic is not None:
         return None
-    return 2 * recipe.rollout.prompts * max(len(recipe.data.templates), 1) + heldout + 1
+    beside = 0 if learned(recipe) is None else 1
+    return 2 * recipe.rollout.prompts * (max(len(recipe.data.templates), 1) + beside) + heldout + 1
 
 
 def met_at_most(recipe: Recipe, train: int) -> int:
@@ -28,6 +34,16 @@ def met_at_most(recipe: Recipe, train: int) -> int:
     if any(has_hook(choice, "prompts_drawn") for choice in recipe.extensions):
         return train
     return min(train, recipe.run.iterations * recipe.rollout.prompts)
+
+
+def met_beside(recipe: Recipe, rows: Sequence[PromptRow]) -> list[PromptRow]:
+    """The prompts of the images beside rollouts that a run can draw."""
+    count = recipe.run.iterations * recipe.rollout.prompts
+    if is_uneven(recipe):
+        # Each round draws for itself, and how many rounds there are is known only then.
+        return list(rows)
+    keys = (address(recipe.run.seed, 1, number) for number in range(count))
+    return list({row.id: row for row in drawn(rows, keys)}.values()) if rows else []
 
 
 def met_prompts(recipe: Recipe, data: Data) -> list[PromptRow]:
@@ -39,4 +55,4 @@ def met_prompts(recipe: Recipe, data: Data) -> list[PromptRow]:
     if most < len(rows):
         rows = list({row.id: row for row in (*rows[:2], *data.train.take(0, most))}.values())
     asked = [templated(row, template) for template in recipe.data.templates for row in rows]
-    return [*rows, *data.heldout, *asked]
+    return [*rows, *data.heldout, *asked, *met_beside(recipe, data.beside)]

@@ -6,10 +6,12 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 from ..configs.prompt_source import HUB, prompt_source
 from ..configs.schema import AnyRecipe, Recipe, TextRecipe
 from ..configs.sections import SPLITS
+from ..parts.choice import Choice
 from ..parts.traits import offering
 from ..pipelines.arguments import FURTHER
 from ..rewards.base import OF_GIVEN, OF_TEXT, RESERVED
@@ -27,12 +29,14 @@ from .data import (
     with_pictures,
 )
 from .distributed.processes import Processes
+from .images.images_beside import learned, read_beside
 from .prompts.chosen_prompts import evaluated_rows
 from .prompts.hub_sets import pinned
 from .prompts.overlap import said
 from .prompts.stored_table import StoredColumns
 from .recipe_findings import Checked, Fault
 
+BESIDE = "beside"
 IMAGES = "images"
 """How data sets of other tools call the column with a list of pictures."""
 
@@ -127,16 +131,23 @@ def with_revisions(recipe: AnyRecipe, processes: Processes) -> AnyRecipe:
     All processes get the commits of the first process. A data set that cannot be found stays as it is, since the check
     of the recipe says what is wrong.
     """
+    penalty = learned(recipe) if isinstance(recipe, Recipe) else None
+    texts = {split: getattr(recipe.data, split) for split in SPLITS}
+    texts |= {} if penalty is None else {BESIDE: penalty["source"]}
     found = {}
-    for split in SPLITS:
-        text = getattr(recipe.data, split)
+    for name, text in texts.items():
         if text is not None and text.startswith(HUB):
-            found[split] = text
+            found[name] = text
             with suppress(ValueError):
-                found[split] = str(pinned(prompt_source(text)))
+                found[name] = str(pinned(prompt_source(text)))
     if not found:
         return recipe
-    return recipe.model_copy(update={"data": recipe.data.model_copy(update=processes.gather(found)[0])})
+    known = processes.gather(found)[0]
+    changed: dict[str, Any] = {}
+    if penalty is not None and BESIDE in known:
+        kept = replace(penalty, options={**penalty.options, "source": known.pop(BESIDE)})
+        changed["penalties"] = [kept if one is penalty else one for one in recipe.penalties]
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update=known), **changed})
 
 
 def check_data(found: Checked) -> Data | None:
@@ -157,9 +168,18 @@ def check_data(found: Checked) -> Data | None:
             "evaluated; name a file with data.heldout, or write data.heldout: null"
         )
         found.findings.append(Fault("note", text, "data.heldout"))
+    if isinstance(recipe, Recipe) and (penalty := learned(recipe)) is not None:
+        rows["beside"] = found.attempt(f"penalties.{penalty.short}", _beside, penalty, found.fetches)
     if train is None or None in rows.values():
         return None
-    return Data(PromptStream(train, recipe.run.seed), evaluated_rows(rows.get("heldout", []), recipe.evaluate))
+    heldout = evaluated_rows(rows.get("heldout", []), recipe.evaluate)
+    return Data(PromptStream(train, recipe.run.seed), heldout, rows.get("beside", []))
+
+
+def _beside(penalty: Choice, fetch: bool) -> list[PromptRow]:
+    rows = read_beside(penalty, fetch)
+    refuse_conversations(rows)
+    return rows
 
 
 def sound_prompts(recipe: AnyRecipe, source: str, fetch: bool) -> list[PromptRow]:

@@ -267,9 +267,10 @@ def load_flow_task(
     if recipe.evaluate.call or steps_of(recipe) != steps_of(recipe, evaluation=True):
         evaluator = Evaluator(recipe, *_policies(recipe, pipe, shown_call, weights, shown, evaluation=True))
     fidelity, guided = None, False
-    if data.train.rows[0].given:
+    given = [rows[0] for rows in (data.train.rows, data.beside) if rows and rows[0].given]
+    if given:
         doing("checking that given images come back from their latents")
-        row = data.train.rows[0]
+        row = given[0]
         own = policy if row.size is None else sized.of(row.size)
         fidelity = own.fidelity([sample.read() for sample in row.given], [row.prompt] * len(row.given))
         guided = own.guides(row.prompt)
@@ -280,7 +281,9 @@ def load_flow_task(
             seed=recipe.run.seed, device=policy.device,
         )  # fmt: skip
     plan_for = planner(recipe, levels_of(recipe, policy.denoiser.probe.sigmas))
-    return FlowTask(recipe, policy, evaluator, plan_for, critic, sized if trains_sizes else None, fidelity, guided)
+    return FlowTask(
+        recipe, policy, evaluator, plan_for, critic, sized if trains_sizes else None, fidelity, guided, data.beside
+    )
 
 
 def _policies(

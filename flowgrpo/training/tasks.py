@@ -14,7 +14,7 @@ from torch import Tensor
 from ..configs.schema import Recipe
 from ..configs.sections import EmaConfig
 from ..core.addressing import address
-from ..pipelines.experience import Experience, join_experiences
+from ..pipelines.experience import Experience, ImagesBeside, join_experiences
 from ..pipelines.policy import FlowPolicy
 from ..rewards.runner import RewardBatch
 from ..samplers.plans import Plan
@@ -27,6 +27,7 @@ from .data import PromptRow
 from .folder.checkpoint import Stateful
 from .images.critic import Critic
 from .images.evaluator import Evaluator
+from .images.images_beside import drawn
 from .images.sized_rollout import SizedPolicies, by_size, chosen, own_cuts, sized_rollout, sizes_of
 from .joined_rollouts import JoinedObjective, Samples
 from .losses.objective import Objective, ObjectiveSetting
@@ -227,6 +228,7 @@ class FlowTask(PolicyTask):
         sized: the policies of the sizes of prompts; None if no prompt has a size of its own.
         fidelity: how well given images come back from their states, see `FlowPolicy.fidelity`; None if none are given.
         guided: of given images, whether the call has guidance, see `FlowPolicy.guides`.
+        images: prompts with the images that penalty `data` learns beside a rollout; empty if there is no such penalty.
     """
 
     noun = "images"
@@ -243,11 +245,12 @@ class FlowTask(PolicyTask):
         sized: SizedPolicies | None = None,
         fidelity: float | None = None,
         guided: bool = False,
+        images: Sequence[PromptRow] = (),
     ) -> None:
         self.recipe, self.policy, self.evaluator, self.plan_for, self.critic = (
             recipe, policy, evaluator, plan_for, critic,
         )  # fmt: skip
-        self.sized, self.fidelity, self.guided = sized, fidelity, guided
+        self.sized, self.fidelity, self.guided, self.images = sized, fidelity, guided, images
         self.controls = Controls(variance=recipe.objective.get("variance"))
         self.elements = math.prod(policy.denoiser.probe.latent_shape)
         self._planners: dict[Size, Callable[[int], Plan]] = {}
@@ -328,6 +331,8 @@ class FlowTask(PolicyTask):
             guide = self.critic.guide(recipe.sampler.guide, prompts, plan)
         # The address of the iteration's first prompt is the same on every process.
         first = address(recipe.run.seed, 1, iteration * recipe.rollout.prompts)
+        with clock.part("decode"):
+            beside = self.beside(policy, keys)
 
         def made(chunk: slice) -> tuple[Rollout, Tensor]:
             if plan.given:
@@ -341,12 +346,21 @@ class FlowTask(PolicyTask):
 
         def sampled(chunk: slice) -> Experience:
             rollout, images = made(chunk)
-            found = Experience(rollout, plan, prompts, images, updates, tuple(keys), starts, first, by_edges, teachers)
+            found = Experience(
+                rollout, plan, prompts, images, updates, tuple(keys), starts, first, by_edges, teachers, beside
+            )
             if decoded is not None and recipe.rollout.chunk is not None:
                 decoded(found)
             return found
 
         return join_experiences([sampled(chunk) for chunk in chunks_of(len(rows), recipe.rollout.chunk)])
+
+    def beside(self, policy: FlowPolicy, keys: Sequence[int]) -> ImagesBeside | None:
+        """The images of data that a penalty learns, one for each prompt of a rollout; None if there are none."""
+        if not self.images:
+            return None
+        rows = drawn(self.images, keys)
+        return policy.beside([row.given[0].read for row in rows], [row.prompt for row in rows])
 
     def evaluation(self, rows: Sequence[PromptRow], keys: Sequence[int], clock: Clock) -> Any:
         """Sample with deterministic steps over the evaluation's noise levels."""

@@ -15,6 +15,7 @@ from ...pipelines.arguments import FURTHER, PICTURES, Parameters, accepts, needs
 from ...pipelines.pictures import Picture
 from ...weights.pipeline_folders import pipeline_class
 from ..data import IMAGE, Data, PromptRow, with_conditions, with_pictures
+from .images_beside import learned
 
 MOST = 5
 """Most prompts that a message names."""
@@ -55,7 +56,10 @@ def take_pictures(data: Data, recipe: Recipe, call: Mapping[str, Any], parameter
     if recipe.data.heldout:
         shown = {**call, **recipe.evaluate.call}
         data.heldout = illustrated(data.heldout, recipe.data.heldout, shown, parameters)
-    deciding = [row for row in [*data.train.rows, *data.heldout] if row.pictures and row.size is None]
+    penalty = learned(recipe)
+    if penalty is not None:
+        data.beside = illustrated(data.beside, penalty["source"], call, parameters)
+    deciding = [row for row in [*data.train.rows, *data.heldout, *data.beside] if row.pictures and row.size is None]
     sizes = {_deciding(row).size for row in deciding}
     missing = [f"model.call.{name}" for name in ("height", "width") if name in parameters and call.get(name) is None]
     if len(sizes) > 1 and missing:

@@ -125,4 +125,5 @@ def edges_of(scored: ScoredEdges, step: int, advantage: Tensor, mask: Tensor | N
         to_guided=scored.to_guided,
         to_teacher=scored.to_teacher,
         scale=scored.scale,
+        to_data=scored.to_data,
     )

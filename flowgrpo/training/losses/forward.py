@@ -216,7 +216,9 @@ class ForwardObjective(Unmeasured):
             metrics |= {"log_ratio_sq": pair(log_ratio.square()), "ratio": pair(log_ratio.exp())}
         if experience.plan.given and noised.reference is not None:
             metrics["preferred"] = pair(preferred(noised))
-        penalties = self.penalties.of(_edges(noised, batch.level.step, log_ratio))
+        level, owners = batch.level, experience.rollout.leaf_prompt[batch.leaves].tolist()
+        to_data = partial(self.policy.data_error, experience, owners, level.step, level.sigma, level.address)
+        penalties = self.penalties.of(_edges(noised, batch.level.step, log_ratio, to_data))
         for name, value in penalties.items():
             metrics[name] = pair(value[:, 0].detach())
         for term in self.penalties.weighted(penalties):
@@ -315,7 +317,7 @@ class ForwardObjective(Unmeasured):
         return self.policy.brought(self._predictions(experience, [batch], weights)[batch.key])
 
 
-def _edges(noised: Noised, step: int, log_ratio: Tensor) -> Edges:
+def _edges(noised: Noised, step: int, log_ratio: Tensor, to_data: Callable[[], Tensor]) -> Edges:
     """The input of penalties for noised images."""
 
     def to_reference() -> Tensor:
@@ -337,4 +339,5 @@ def _edges(noised: Noised, step: int, log_ratio: Tensor) -> Edges:
         mask=None,
         to_reference=to_reference,
         to_guided=to_guided,
+        to_data=to_data,
     )
