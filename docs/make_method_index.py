@@ -24,7 +24,7 @@ from flowgrpo.pipelines import policy
 from flowgrpo.rewards import win_rate
 from flowgrpo.samplers import kernels, plans, schedules, solvers, transitions, windows
 from flowgrpo.training.credit import step_credits
-from flowgrpo.training.images import critic
+from flowgrpo.training.images import critic, images_beside
 from flowgrpo.training.losses import directed, neighbour, transition
 
 PAGE = Path(__file__).resolve().with_name("methods.md")
@@ -243,6 +243,18 @@ METHODS = (
         "process shuffles its own. The released code also has noise that depends on the step, which is not here. The "
         "embedded form has more noise (eta 0.3; the published form 0.045).",
         (directions.directions, directions.log_ratio_along, directed.DirectedObjective),
+    ),
+    Method(
+        "DDRL", "2512.04332", ("ddrl",),
+        "We read the released code and the abstract, not the paper. The images come from a source of their own; in the "
+        "released code the prompts of the rollout are their captions. The samples of a prompt share one image, noised "
+        "once for each trained step; in the released code each sample noises the image by itself, with the noise from "
+        "which the sample began. A step is of first order and has its noise behind it; the released solver is of second "
+        "order with noise before each step, and its distances are of latents that are not scaled down with the noise. "
+        "The published form trains ten random steps in the place of every second step. The transform −exp(−A) of "
+        "advantages is not here; the released settings leave it off.",
+        (penalties.data, images_beside.drawn, images_beside.read_beside, policy.FlowPolicy.beside,
+         policy.FlowPolicy.data_error),
     ),
     Method(
         "Flow-DPO", "2501.13918", ("flow_dpo",),

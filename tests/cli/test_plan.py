@@ -193,6 +193,13 @@ def test_teachers_of_a_paper_may_be_missing_and_own_teachers_may_not() -> None:
         plan("diffusion_opd@published", "model.teachers=[{lora: mine}]")
 
 
+def test_images_of_a_paper_may_be_missing_and_own_images_may_not() -> None:
+    said = "no prompt file 'videos/metadata.jsonl' (in "
+    assert f"needed: {said}" in plan("ddrl@published")
+    with pytest.raises(ValueError, match=r"^no prompt file 'mine\.jsonl' .* as penalties\.data\.source$"):
+        plan("ddrl@published", "penalties.data.source=mine.jsonl")
+
+
 def test_a_server_that_was_not_asked_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_TOKEN", raising=False)
     assert "not checked: the server of reward win_rate at http://127.0.0.1:8000/v1\n" in plan("pref_grpo@published")

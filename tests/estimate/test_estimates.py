@@ -226,6 +226,23 @@ def test_a_teacher_is_evaluated_with_its_call_and_its_lora_is_in_memory(tmp_path
     assert of(model={"teachers": [{"call": guided}]}, **visited).resting["teachers"] == 0
 
 
+def test_the_image_beside_a_prompt_is_one_state_more_in_each_call():
+    """Three states of a prompt are trained in one call of six, with the image of each of the two prompts."""
+    penalty = {"name": "data", "source": "scenes:pairs", "column": "chosen", "weight": 0.1}
+    plain, found, model = of(), of(penalties=[penalty]), model_of(recipe().model)
+    cost = model.evaluation
+    assert found.flops["training"] == pytest.approx(4 / 3 * plain.flops["training"])
+    assert found.flops["sampling"] == plain.flops["sampling"]
+    assert found.passing["training"] - plain.passing["training"] == 2 * cost.saved
+    # With the encoders in memory, the captions of two iterations are kept; without, all that are drawn.
+    assert found.resting["prompt embeddings"] - plain.resting["prompt embeddings"] == 2 * 8 * model.prompt_bytes
+    released = {"model": {"release_text_encoders": True}}
+    more = (
+        of(penalties=[penalty], **released).resting["prompt embeddings"] - of(**released).resting["prompt embeddings"]
+    )
+    assert more == 10 * 8 * model.prompt_bytes
+
+
 @pytest.mark.parametrize(("gpus", "share", "turns"), [(1, 8, 8), (2, 4, 4), (3, 3, 4), (4, 2, 2), (8, 1, 2)])
 def test_gpus_share_prompts_and_wait_for_the_busiest_in_each_optimizer_step(gpus: int, share: int, turns: int):
     """Two steps of four prompts each: on 3 GPUs 2 + 2 of the first, on 8 one of each step while four GPUs wait."""

@@ -24,7 +24,7 @@ def test_every_preset_passes_without_a_model_of_its_paper(name: str):
         return
     found = check(published)
     assert found.texts("fault") == []
-    lacking = ("data.", "rewards", "evaluate.rewards", "model.teachers.")
+    lacking = ("data.", "rewards", "evaluate.rewards", "model.teachers.", "penalties.data")
     assert all(finding.key.startswith(lacking) for finding in found.findings if finding.kind == "needed")
 
 

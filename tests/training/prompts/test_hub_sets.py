@@ -86,6 +86,15 @@ def test_a_run_keeps_the_commit_that_it_began_with(cache: Path):
     assert with_revisions(load_recipe("default"), Processes()).data == load_recipe("default").data
 
 
+def test_the_images_beside_a_rollout_keep_their_commit_too(cache: Path):
+    images = "{name: data, source: 'hub:owner/name?split=train', weight: 0.1}"
+    recipe = load_recipe("default", [f"penalties=[{{name: kl, weight: 0.1}}, {images}]"])
+    first, second = with_revisions(recipe, Processes()).penalties
+    assert first == recipe.penalties[0]
+    assert second["source"] == f"hub:owner/name?split=train&revision={LATER}"
+    assert (second["weight"], second["column"]) == (0.1, "image")
+
+
 def test_looking_at_a_recipe_downloads_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch):
     def refused(*args: Any, **kwargs: Any) -> Any:
         raise AssertionError("the hub was asked")
