@@ -249,10 +249,10 @@ METHODS = (
         "We read the released code and the abstract, not the paper. The images come from a source of their own; in the "
         "released code the prompts of the rollout are their captions. The samples of a prompt share one image, noised "
         "once for each trained step; in the released code each sample noises the image by itself, with the noise from "
-        "which the sample began. A step is of first order and has its noise behind it; the released solver is of second "
-        "order with noise before each step, and its distances are of latents that are not scaled down with the noise. "
-        "The published form trains ten random steps in the place of every second step. The transform −exp(−A) of "
-        "advantages is not here; the released settings leave it off.",
+        "which the sample began. Here a step is of first order, and its noise comes after it. The released solver is "
+        "of second order, and adds noise before each step; its distances are of latents that are not scaled down with "
+        "the noise. The published form trains ten random steps in the place of every second step. The transform "
+        "−exp(−A) of advantages is not here; the released settings leave it off.",
         (penalties.data, images_beside.drawn, images_beside.read_beside, policy.FlowPolicy.beside,
          policy.FlowPolicy.data_error),
     ),

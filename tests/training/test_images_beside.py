@@ -226,7 +226,7 @@ def test_rounds_of_a_budget_have_images_of_their_own(random_pipeline, source, tm
 
 
 @pytest.mark.slow
-def test_videos_and_pictures_that_condition_have_their_own_columns(tmp_path: Path) -> None:
+def test_the_picture_that_an_editor_is_shown_is_not_the_image_that_it_learns(tmp_path: Path) -> None:
     """A pipeline that edits is shown the picture of the caption, and learns the other picture."""
     tiny = TINY["FluxKontextPipeline"]
     tiny.fresh().save_pretrained(tmp_path / "model")
