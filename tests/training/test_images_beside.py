@@ -244,6 +244,32 @@ def test_the_picture_that_an_editor_is_shown_is_not_the_image_that_it_learns(tmp
     assert record["data"] > 0
 
 
+@pytest.mark.slow
+def test_a_pipeline_that_may_be_shown_a_picture_is_not_shown_the_one_that_it_learns(tmp_path: Path) -> None:
+    tiny = TINY["FluxKontextPipeline"]
+    tiny.fresh().save_pretrained(tmp_path / "model")
+    picture(tmp_path / "made.png", 1, (64, 64))
+    file = tmp_path / "metadata.jsonl"
+    file.write_text(json.dumps({"prompt": "a star", "image_file_name": "made.png", "tag": 1}) + "\n")
+    (tmp_path / "prompts.txt").write_text("a circle\n")
+    call = json.dumps({name: value for name, value in tiny.call.items() if isinstance(value, (int, float))})
+    more = [f"data.train={tmp_path}/prompts.txt", "rollout={prompts: 1, group: 2, batch: 2}"]
+    more += [f"model.call={call}", "penalties.data.column=image"]
+    trainer = trainer_of(tmp_path / "run", words_of(tmp_path / "model", file, *more))
+    [row] = trainer.task.images  # type: ignore[attr-defined]
+    assert (row.shown, dict(row.columns)) == ((), {"tag": 1})
+    assert trainer.collect(0)[1].beside.prompts == ("a star",)
+    assert trainer.iterate(0)["data"] > 0
+
+
+def test_an_objective_of_penalties_alone_may_learn_images(random_pipeline, source, tmp_path) -> None:
+    own = [word for word in words_of(random_pipeline, source) if not word.startswith("sampler.plan")]
+    trainer = trainer_of(tmp_path / "run", [*own, "model.teachers=[]"], "diffusion_opd")
+    record = trainer.iterate(0)
+    assert record["loss"] == pytest.approx(0.5 * record["data"], rel=1e-5)
+    assert record["data"] > 0
+
+
 # -- what is refused -----------------------------------------------------------------------------------------------
 
 
