@@ -34,6 +34,8 @@ PLAIN = ("name", "paper", "task", "data", "model", "run", "published", "generati
 """Keys of a recipe at which no part and no reward stands."""
 PARTS_OF_FORMS = ("tool",)
 """Options of the package's forms of rollouts that are parts. The other options are numbers and texts for the policy."""
+OF_DATA, TEXTS_OF_DATA = "data", ("source", "column")
+"""The package's penalty on images of data, and its options whose texts name data, and no part."""
 NAMING = ("name", "judge", "correct")
 """Keys of a reward and of the package's own rewards at which a reward is named."""
 JUDGES = (
@@ -129,6 +131,8 @@ def acts(recipe: Mapping[str, Any], folder: Path, rewards: bool = True) -> list[
             found += look.parts({name: value for name, value in section.items() if name != "rewards"})
         elif key == "rollout":
             found += look.form(section.get("form") if isinstance(section, Mapping) else section)
+        elif key == "penalties" and isinstance(section, list):
+            found += look.parts([_without_data(entry) for entry in section])
         else:
             found += look.parts(section)
     return list({act.keys: act for act in found}.values())
@@ -161,8 +165,10 @@ def _of_models(recipe: Mapping[str, Any]) -> Iterator[Act]:
 
 def _of_data(recipe: Mapping[str, Any]) -> Iterator[Act]:
     """Data sets that would be downloaded. Only commands that make rewards download prompts."""
-    data = recipe.get("data")
-    for value in data.values() if isinstance(data, Mapping) else ():
+    data, penalties = recipe.get("data"), recipe.get("penalties")
+    values = list(data.values()) if isinstance(data, Mapping) else []
+    values += [one.get("source") for one in penalties if _names_data(one)] if isinstance(penalties, list) else []
+    for value in values:
         if isinstance(value, str) and value.startswith(HUB):
             name = value.removeprefix(HUB).partition("?")[0]
             yield _act(f"download the data set {_short(name)} from the hub", ["data set", name])
@@ -235,6 +241,18 @@ def _with_file(name: str, file: Path | None) -> str:
     place = [] if str(file) in name else [str(file)]
     missing = [] if file.exists() else ["there is no such file; relative paths start at the working directory"]
     return f"{name} ({': '.join(place + missing)})" if place or missing else name
+
+
+def _names_data(entry: Any) -> bool:
+    """Whether an entry of `penalties` is the package's own penalty on images of data."""
+    return isinstance(entry, Mapping) and entry.get("name") == OF_DATA
+
+
+def _without_data(entry: Any) -> Any:
+    """An entry of `penalties` without the texts that name data."""
+    if not _names_data(entry):
+        return entry
+    return {key: value for key, value in entry.items() if key not in TEXTS_OF_DATA or not isinstance(value, str)}
 
 
 def _is_code(name: str, installed: Mapping[str, str]) -> bool:

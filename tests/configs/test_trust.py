@@ -115,6 +115,18 @@ def test_a_data_set_of_the_hub_is_downloaded_only_on_trust():
     assert acts({"data": ["hub:owner/name"]}, Path("run")) == acts({"data": {"train": 3}}, Path("run")) == []
 
 
+def test_images_that_a_penalty_learns_are_data_and_no_code():
+    def said(**entry: Any) -> list[str]:
+        return [act.says for act in acts({"penalties": [{"weight": 0.1, **entry}]}, Path("run"))]
+
+    assert said(name="data", source="scenes:pairs", column="a:b") == []
+    assert said(name="data", source="hub:owner/name") == ["download the data set owner/name from the hub"]
+    assert said(name="data", source={"name": "mine.py:saw"}) != []
+    assert said(name="mine.py:data", source="hub:owner/name")[0].startswith("run the part mine.py:data")
+    known = options_model("penalty", "data").model_fields
+    assert {name for name, field in known.items() if field.annotation is str} == {"source", "column"}
+
+
 def test_what_installed_packages_declare_is_listed(monkeypatch: pytest.MonkeyPatch):
     declared = {"sharp": "flowgrpo.rewards", "odd": "flowgrpo.kernel", "euler": "flowgrpo.solver"}
     points = [importlib.metadata.EntryPoint(name, "package.module:thing", group) for name, group in declared.items()]
