@@ -4,11 +4,14 @@ A likelihood gives passes: which positions of the completion a pass masks, and t
 estimate of the log-prob of token l is the sum over passes of weight x log p(x_l | the tokens that are not masked). A
 generator draws the masks, so the policy that samples and the policy that is trained see the same masks. The likelihood
 `trace` draws nothing: it takes the masks of the sampler.
+
+The estimate is a lower bound if its weights are 1 / t, for a pass that masks the share t of the tokens, divided by the
+number of passes. `upper_bound` gives an upper bound with the same passes and weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -157,6 +160,80 @@ def trace(
     return Passes((held >= number) | ~written, ((held == number) & written).float(), written, apart=True)
 
 
+def blocks(
+    length: int,
+    generator: torch.Generator,
+    *,
+    written: Given[Tensor],
+    size: Count = 32,
+    draws: Count = 2,
+    prompt: Share = 0.15,
+) -> Passes:
+    """The evidence lower bound, with masks as a sampler of blocks has them (SPG, arXiv 2510.09541).
+
+    A pass chooses a block of the text. It masks n of the block's tokens, where n is uniform from 1 to all of them, and
+    everything behind the block. The weights are those of the bound for the number of tokens that are masked in all. The
+    passes over a completion choose different blocks, as long as there are some.
+
+    Args:
+        length: positions L of the completion.
+        generator: of the masks.
+        written: [L] bool: the positions of the text; what follows it is masked.
+        size: Tokens of a block.
+        draws: Number of passes.
+        prompt: Share of the tokens of the prompt, and of the blocks before the chosen one, that are masked too.
+    """
+    count = int(written.sum())
+    starts = torch.arange(0, count, size)
+    starts = starts[torch.randperm(len(starts), generator=generator)]
+    masks = []
+    for number in range(draws):
+        start = int(starts[number % len(starts)])
+        end = min(start + size, count)
+        masked = torch.ones(length, dtype=torch.bool)
+        masked[:start] = torch.rand(start, generator=generator) < prompt
+        most = 1 + int(torch.randint(end - start, (1,), generator=generator))
+        masked[start:end] = torch.randperm(end - start, generator=generator) < most
+        masks.append(masked)
+    masked = torch.stack(masks)
+    return Passes(masked, bound_weights(masked, written), (masked & written).any(0), prompt)
+
+
+def bound_weights(masked: Tensor, text: Tensor) -> Tensor:
+    """[M, L] weights of a lower bound: 1 / (M t) where a pass masks the share t of a text, and 0 elsewhere.
+
+    Args:
+        masked: [M, L] bool: the positions that each of M passes masks, and at least one of the text.
+        text: [L] bool: the positions of the text.
+    """
+    scored = masked & text
+    return scored.float() * (text.sum() / (scored.sum(1, True) * len(masked)))
+
+
+def upper_bound(log_probs: Sequence[Tensor], weights: Sequence[Tensor], text: Tensor, *, beta: float) -> Tensor:
+    """An upper bound of the log-prob of texts, up to a constant (the EUBO of SPG, arXiv 2510.09541).
+
+    A token adds 1/beta log(sum over passes of weight x p^beta). Tokens that no pass masks add the mean of the others.
+    The sum over passes has a mean, and so the bound: if beta is at least the number of tokens, then by Hölder's
+    inequality it is above the log-prob of a text whose tokens are revealed in random order, without any constant.
+
+    Args:
+        log_probs: M tensors [R, L] with gradients: the masked tokens in each pass.
+        weights: M tensors [R, L] of a lower bound, see `Passes`.
+        text: [R, L] bool: the tokens of the texts.
+        beta: Power of the probabilities. The larger it is, the more of a token's gradient is in its likeliest pass.
+
+    Returns:
+        [R, L], whose sum is the bound; 0 for tokens that no pass masks.
+    """
+    weight = torch.stack(list(weights)) * text
+    seen = (weight > 0).any(0)
+    # A token that no pass masks would have the logarithm of 0, and NaN as its gradient.
+    terms = weight.masked_fill(~seen, 1.0).log() + beta * torch.stack(list(log_probs))
+    each = torch.where(seen, terms.logsumexp(0) / beta, 0.0)
+    return each * (text.sum(1, True) / seen.sum(1, True).clamp(min=1))
+
+
 LIKELIHOODS: dict[str, Callable[..., Passes]] = {
     "fully_masked": fully_masked,
     "coupled": coupled,
@@ -164,8 +241,9 @@ LIKELIHOODS: dict[str, Callable[..., Passes]] = {
     "elbo": elbo,
     "uniform": uniform,
     "trace": trace,
+    "blocks": blocks,
 }
-"""`likelihood(length, generator, *, ...) -> Passes`. A run gives `steps` and `block` to a likelihood that asks."""
+"""`likelihood(length, generator, *, ...) -> Passes`. A run gives `steps`, `block` and `written` to one that asks."""
 
 
 @lru_cache(maxsize=64)

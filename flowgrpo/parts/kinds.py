@@ -173,13 +173,14 @@ _ALL = (
         "a class objective(recipe, policy, controls, *, ...) with the methods of TextObjective",
     ),
     Kind(
-        "masked objective", "objective", "flowgrpo.training.masked.estimated:MASKED_OBJECTIVES",
+        "masked objective", "objective", "flowgrpo.training.masked.sandwiched:MASKED_OBJECTIVES",
         "a class objective(recipe, policy, controls, *, ...) with the methods of losses.objective.Objective",
     ),
     Kind(
         "likelihood", "objective.likelihood", "flowgrpo.core.likelihoods:LIKELIHOODS",
-        "likelihood(length, generator, *, ...) -> passes; the parameters `steps: Given[Tensor]` and "
-        "`block: Given[int | None]` are the step that revealed each position, and model.block",
+        "likelihood(length, generator, *, ...) -> passes; the parameters `steps: Given[Tensor]`, "
+        "`block: Given[int | None]` and `written: Given[Tensor]` are the step that revealed each position, "
+        "model.block, and which positions belong to the text",
     ),
     Kind(
         "answer loss", "objective.loss", "flowgrpo.core.answer_losses:ANSWER_LOSSES",

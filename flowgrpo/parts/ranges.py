@@ -28,6 +28,7 @@ Inside = Annotated[float, Field(gt=0, lt=1)]
 """Above 0 and below 1."""
 Count = Annotated[int, Field(ge=1)]
 Several = Annotated[int, Field(ge=2)]
+AtLeastOne = Annotated[float, Field(ge=1)]
 Whole = Annotated[int, Field(ge=0)]
 Words = Annotated[str, Field(min_length=1)]
 """A text that is not empty."""

@@ -223,7 +223,8 @@ def passes_of(recipe: MaskedRecipe, draw: int = 0) -> Passes:
     levels, length = levels_of(recipe), recipe.generation.tokens
     counts = torch.tensor([round((high - low) * length) for high, low in pairwise(levels)])
     steps = torch.arange(len(counts)).repeat_interleave(counts)
-    made = recipe.objective["likelihood"].make(steps=steps, block=recipe.model.block)
+    written = torch.ones(length, dtype=torch.bool)
+    made = recipe.objective["likelihood"].make(steps=steps, block=recipe.model.block, written=written)
     passes: Passes = made(length, torch.Generator().manual_seed(draw))
     return passes
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from flowgrpo.core.likelihoods import (
     LIKELIHOODS,
     Passes,
+    blocks,
     coupled,
     elbo,
     fully_masked,
@@ -20,6 +21,7 @@ from flowgrpo.core.likelihoods import (
     quadrature,
     trace,
     uniform,
+    upper_bound,
 )  # fmt: skip
 
 LENGTH, VOCABULARY = 3, 4
@@ -172,7 +174,8 @@ def test_what_uniform_levels_never_mask_does_not_count() -> None:
 
 @pytest.mark.parametrize("name", [name for name in LIKELIHOODS if name != "trace"])
 def test_masks_follow_from_their_generator(name: str) -> None:
-    one, same, other = (drawn(LIKELIHOODS[name], seed) for seed in (5, 5, 6))
+    given = {"written": torch.ones(LENGTH, dtype=torch.bool)} if name == "blocks" else {}
+    one, same, other = (drawn(LIKELIHOODS[name], seed, **given) for seed in (5, 5, 6))
     assert torch.equal(one.masked, same.masked)
     assert one.masked.shape == other.masked.shape
     assert bool((one.weight[~one.masked] == 0).all())
@@ -198,3 +201,94 @@ def test_the_steps_of_each_block_are_counted_on_their_own() -> None:
     masked, scored = traced([1, 0, 2, 2, 4, 3], 2)
     assert masked == [[1, 1, 1, 1, 1, 1], [1, 0, 0, 0, 1, 0]]
     assert scored == [[0, 1, 1, 1, 0, 1], [1, 0, 0, 0, 1, 0]]
+
+
+def masked_blocks(written: int, seed: int, **options: object) -> Passes:
+    text = torch.arange(10) < written
+    return blocks(10, torch.Generator().manual_seed(seed), written=text, size=3, **options)
+
+
+def test_a_pass_masks_one_block_in_part_and_what_follows_it() -> None:
+    """Of seven tokens in blocks of three: the last block of the text has one token, and nothing else can be in it."""
+    counts: dict[int, set[int]] = {0: set(), 3: set(), 6: set()}
+    for seed in range(200):
+        passes = masked_blocks(7, seed, draws=3, prompt=0.0)
+        # The first masks of the passes lie in different blocks, so they say which block a pass has chosen.
+        starts = [int(row.nonzero()[0]) // 3 * 3 for row in passes.masked]
+        assert sorted(starts) == [0, 3, 6]
+        for start, masked, weight in zip(starts, passes.masked, passes.weight):
+            end = min(start + 3, 7)
+            assert bool(masked[end:].all())
+            scored = int(masked[:7].sum())
+            counts[start].add(scored - (7 - end))
+            # 1 / t for t = scored / 7, and a third of it for each of three passes.
+            assert weight.tolist() == pytest.approx([7 / (3 * scored) if m else 0.0 for m in masked[:7]] + [0.0] * 3)
+        assert torch.equal(passes.counted, passes.masked.any(0) & (torch.arange(10) < 7))
+    assert counts == {0: {1, 2, 3}, 3: {1, 2, 3}, 6: {1}}
+
+
+def test_more_passes_than_blocks_go_through_the_blocks_again() -> None:
+    passes = masked_blocks(5, 0, draws=4, prompt=0.0)
+    starts = [int(row.nonzero()[0]) // 3 for row in passes.masked]
+    assert sorted(starts) == [0, 0, 1, 1]
+    assert starts[:2] == starts[2:]
+
+
+def test_a_share_of_what_lies_before_the_block_is_masked_too() -> None:
+    passes = masked_blocks(10, 0, draws=400, prompt=0.25)
+    assert passes.prompt == 0.25
+    last = [row for row in passes.masked if bool(row[9]) and int((~row[6:9]).sum()) == 3]
+    before = torch.stack(last)[:, :6].float()
+    assert float(before.mean()) == pytest.approx(0.25, abs=4 * math.sqrt(0.25 * 0.75 / before.numel()))
+
+
+def test_the_upper_bound_and_its_gradient_by_hand() -> None:
+    """Two passes over a text of three tokens, and one position behind it; no pass masks the third token."""
+    beta = 1.5
+    p = [[0.5, 0.2, 1.0, 0.3], [0.25, 1.0, 1.0, 0.9]]
+    weight = [[0.75, 0.75, 0.0, 2.0], [1.5, 0.0, 0.0, 2.0]]
+    log_probs = torch.tensor(p, dtype=torch.float64).log().requires_grad_()
+    rows = [row[None] for row in log_probs], [torch.tensor(row, dtype=torch.float64)[None] for row in weight]
+    found = upper_bound(*rows, torch.tensor([[True, True, True, False]]), beta=beta)
+    first = 0.75 * 0.5**beta + 1.5 * 0.25**beta
+    second = 0.75 * 0.2**beta
+    # Two of three tokens are masked, so each stands for one and a half.
+    assert found[0].tolist() == pytest.approx([1.5 * math.log(first) / beta, 1.5 * math.log(second) / beta, 0.0, 0.0])
+    found.sum().backward()
+    assert log_probs.grad is not None
+    shares = [0.75 * 0.5**beta / first, 1.5 * 0.25**beta / first]
+    assert log_probs.grad.flatten().tolist() == pytest.approx([1.5 * shares[0], 1.5, 0, 0, 1.5 * shares[1], 0, 0, 0])
+
+
+def test_one_pass_over_everything_has_equal_bounds() -> None:
+    log_probs = log_p(torch.ones(LENGTH, dtype=torch.bool), IDS)[None]
+    everywhere = torch.ones(1, LENGTH, dtype=torch.bool)
+    found = upper_bound([log_probs], [everywhere.double()], everywhere, beta=1.7)
+    torch.testing.assert_close(found, log_probs)
+
+
+def test_the_likelihood_lies_between_both_bounds() -> None:
+    """Of a model that reveals tokens in random order, for every text; Hölder's inequality asks for beta >= L."""
+    everywhere, orders = torch.ones(1, LENGTH, dtype=torch.bool), list(itertools.permutations(range(LENGTH)))
+    gaps = []
+    for text in itertools.product(range(VOCABULARY), repeat=LENGTH):
+        ids, exact = torch.tensor(text), 0.0
+        for order in orders:
+            masked, chance = torch.ones(LENGTH, dtype=torch.bool), 1.0
+            for place in order:
+                chance *= math.exp(float(log_p(masked, ids)[place]))
+                masked[place] = False
+            exact += chance / len(orders)
+        log_probs, weights = [], []
+        for masked in every_mask():
+            if k := int(masked.sum()):
+                # The integral of t^k (1 - t)^(L - k) / t: the mean of the weight 1 / t over levels and masks.
+                share = math.gamma(k) * math.gamma(LENGTH - k + 1) / math.gamma(LENGTH + 1)
+                log_probs.append((log_p(masked, ids) * masked)[None])
+                weights.append((share * masked.double())[None])
+        assert torch.stack(weights).sum(0).tolist()[0] == pytest.approx([1.0] * LENGTH)
+        lower = float(sum((w * p).sum() for w, p in zip(weights, log_probs)))
+        upper = float(upper_bound(log_probs, weights, everywhere, beta=LENGTH).sum())
+        assert lower <= math.log(exact) <= upper
+        gaps.append((math.log(exact) - lower, upper - math.log(exact)))
+    assert all(max(gap) > 0.1 for gap in zip(*gaps))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tests.releases.asking import Names, Question, drawn
-from tests.releases.sources import FLOW_DPPO, STABLE_RL, TRL
+from tests.releases.sources import FLOW_DPPO, SPG, STABLE_RL, TRL
 
 
 def tokens(rows: int = 6, length: int = 9) -> dict[str, Any]:
@@ -86,10 +86,59 @@ def trl_masks(names: Names) -> dict[str, Any]:
     return {**found, "kl": made["per_token_kl"], "gradient": logp.grad}
 
 
+def spg_bounds(names: Names) -> dict[str, Any]:
+    """Losses of SPG and their gradients, for four estimates of bad answers, and how often tokens are masked.
+
+    The model knows two tokens: all answers consist of the one, and the other has the rest of the probability.
+    """
+    rows, prompt, length, mask, end = 4, 3, 12, 2, [12, 7, 4, 10]
+    logp = -2.0 * drawn(1, rows, 2, length).abs() - 0.05
+    text = (torch.arange(length) < torch.tensor(end)[:, None]).int()
+    ids, advantage = torch.zeros(rows, prompt + length, dtype=torch.long), torch.tensor([0.8, -0.5, 0.3, -0.6])
+    names["set_seed"] = torch.manual_seed
+    args = SimpleNamespace(
+        forward_type="block_random", num_t=2, min_t=0, max_t=1, block_length=4, use_mask_prompt=True, cfg_scale=0.0,
+        p_mask_prompt=0.15, mask_id=mask,
+    )  # fmt: skip
+    seen: list[torch.Tensor] = []
+
+    def forward(*given: Any, **options: Any) -> Any:
+        seen.append(names["forward_process"](self, *given, **options)[0])
+        return seen[-1], torch.ones_like(seen[-1], dtype=torch.bool)
+
+    self = SimpleNamespace(args=args, forward_process=forward)
+    self.get_logits = lambda *given: names["get_logits"](self, *given)
+    found: dict[str, Any] = {"logp": logp, "text": text, "advantage": advantage, "forms": []}
+    for kind, beta, mix in (("elbo", 1.5, 0.5), ("eubo", 1.0, 0.5), ("eubo", 2.0, 0.5), ("mix", 1.5, 0.25)):
+        args.logp_estimation, args.eubo_beta, args.mix_weight = kind, beta, mix
+        leaf = logp.clone().requires_grad_(True)
+        known = torch.stack([leaf, (-leaf.exp()).log1p(), torch.full_like(leaf, -torch.inf)], dim=-1)
+        made = SimpleNamespace(logits=torch.cat([torch.zeros(rows, 2, prompt, 3), known], dim=2).flatten(0, 1))
+        per_seq = names["_get_per_seq_logps"](
+            self, lambda *_, made=made, **__: made, ids[None], length, [7], torch.ones(rows, prompt), text,
+            advantage > 0,
+        )  # fmt: skip
+        loss = names["run"](inputs={"advantages": advantage}, per_seq_logps=per_seq, completion_mask=text)["loss"]
+        loss.backward()
+        found["forms"].append({"kind": kind, "beta": beta, "mix": mix, "loss": loss, "gradient": leaf.grad})
+    found["masked"] = (seen[0] == mask)[:, :, prompt:].int()
+    often = torch.zeros(length)
+    for seed in range(2000):
+        noisy, _ = names["forward_process"](
+            self, ids[-1:], torch.arange(prompt + length) < prompt, mask, seed=seed, completion_mask=text[-1:]
+        )
+        often += (noisy == mask)[0, :, prompt:].sum(0)
+    return {**found, "often": often, "draws": 4000}
+
+
 TRAINER, OFF_POLICY = "trl/trainer/grpo_trainer.py", ("GRPOTrainer.get_off_policy_mask",)
 MASKED = ("_compute_token_mask_for_policy_loss", "compute_policy_loss_with_mask")
+SPG_METHODS = ("SPGTrainer.forward_process", "SPGTrainer.get_logits", "SPGTrainer._get_per_seq_logps")
 TOKENS: dict[str, Question] = {
     "drpo_loss": Question(*FLOW_DPPO, "unirl/algorithms/drpo.py", ("_drpo_loss",), drpo_loss),
     "dppo_loss": Question(*STABLE_RL, "verl/trainer/ppo/core_algos.py", MASKED, dppo_loss),
+    "spg_bounds": Question(
+        *SPG, "spg/spg_trainer.py", SPG_METHODS, spg_bounds, statements=("SPGTrainer.compute_loss", 11, 14)
+    ),
     "trl_masks": Question(*TRL, TRAINER, OFF_POLICY, trl_masks, (3069, 3076)),
 }

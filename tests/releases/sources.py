@@ -25,6 +25,7 @@ DLLM = ("ZHZisZZ/dllm", "ca176752fbceec49c6b4777a2c18ae88e4eb10ed")
 MMADA = ("Gen-Verse/MMaDA", "3cdb8709635beb29f66e4e23cd66060872ac3996")
 # The code of TraceRL, with a copy of the code that SDAR and TraDo bring with their weights.
 DLLM_RL = ("Gen-Verse/dLLM-RL", "10b4fd1cba83e4496c20585dc2fd01dc02f20255")
+SPG = ("facebookresearch/SPG", "a1c712091aee3fde759bbf73b7850546265cd52d")
 SDAR = ("JetAstra/SDAR", "c2041a8333333d685f6e15122c84f60f51f85ebd")
 STABLE_RL = ("sail-sg/Stable-RL", "c6af1d119c0fe30d16dd9a837d35fdf695acd226")
 TRL = ("huggingface/trl", "f2cd57710ae345ea6428ae95363267fcf38a3dc8")

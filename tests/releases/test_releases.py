@@ -23,6 +23,7 @@ What is compared:
 - LLaDA and Dream: the logits and the names of the weights, of a copy of the code that their weights bring. LLaDA: the
   tokens that its sampler writes in blocks without noise.
 - SDAR: the logits and the names of the weights, and the tokens that its sampler writes block after block without noise.
+- SPG: the loss and its gradient, with four estimates of bad answers, and how often a token is masked.
 - TraceRL: which tokens each pass masks and scores.
 - Neighbor GRPO: noises, advantages and loss, of a second author; there is no code of the paper's authors.
 

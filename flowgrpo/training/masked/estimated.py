@@ -1,4 +1,4 @@
-"""The objective of the tokens of finished completions, and all objectives of masked models by name."""
+"""The objective of the tokens of finished completions, whose log-probs are estimated by masking them again."""
 
 from __future__ import annotations
 
@@ -13,11 +13,8 @@ from ...core.likelihoods import Passes, coupled
 from ...core.surrogates import clip
 from ...parts.choice import Of
 from ...parts.needs import needs
-from ..losses.objective import Objective
-from .masked_answers import MaskedAnswers
 from .masked_objective import MaskedObjective, ScoredColumns, plain_inputs
 from .remasking import Remasking
-from .trajectory import RevealObjective
 
 if TYPE_CHECKING:
     from ...configs.schema import MaskedRecipe
@@ -108,7 +105,7 @@ class EstimatedObjective(MaskedObjective):
         sizes = self.policy.moves.counted(experience.rollout.x[leaves]).sum(1).cpu()
         return int((sizes if keep is None else sizes[keep[experience.rollout.leaf[leaves]].cpu()]).sum())
 
-    def scored(self, experience: UnmaskedTexts, batch: Batch) -> ScoredColumns:
+    def scored(self, experience: UnmaskedTexts, batch: Batch, advantages: Tensor) -> ScoredColumns:
         """The completions of a batch under the current policy."""
         leaves, number = batch
         epoch = self._passes.get((leaves[0], number), 0)
@@ -130,7 +127,7 @@ class EstimatedObjective(MaskedObjective):
     def _estimate(
         self, experience: UnmaskedTexts, leaves: Sequence[int], epoch: int, number: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Estimated log-probs [R, L], and which of them count [R, L]; of one pass if it has a number."""
+        """What `joined` gives, and which tokens count [R, L]; of one pass if it has a number."""
         policy, rollout = self.policy, experience.rollout
         ids = rollout.x[list(leaves)]
         found = [self.remasking.framed(experience, leaf, epoch) for leaf in leaves]
@@ -139,17 +136,24 @@ class EstimatedObjective(MaskedObjective):
         weight = pad_sequence([one.weight for one in drawn]).to(ids.device)
         written = self.policy.moves.counted(ids)
         counted = torch.stack([one.counted for one in drawn]).to(ids.device) & written
-        total = torch.zeros(ids.shape, device=ids.device)
-        for place in range(len(masked)) if number is None else (number,):
+        places = range(len(masked)) if number is None else (number,)
+        found = []
+        for place in places:
             given = [frame[min(place, len(frame) - 1)] for frame in frames]
             scored = written & (weight[place] > 0)
-            total = total + weight[place] * policy.token_log_probs(given, ids, masked[place], scored)
-        return total, counted if number is None else counted & (weight[number] > 0)
+            found.append(policy.token_log_probs(given, ids, masked[place], scored))
+        joined = self.joined(found, [weight[place] for place in places], written)
+        return joined, counted if number is None else counted & (weight[number] > 0)
 
+    def joined(self, log_probs: Sequence[Tensor], weights: Sequence[Tensor], text: Tensor) -> Tensor:
+        """[R, L] the estimates of log-probs [R, L] from the passes' log-probs and weights, [R, L] each.
 
-MASKED_OBJECTIVES: dict[str, Callable[..., Objective]] = {
-    "trajectory": RevealObjective,
-    "estimated": EstimatedObjective,
-    "answers": MaskedAnswers,
-}
-"""`objective(recipe, policy, controls, *, ...)`: a class with the methods of `losses.objective.Objective`."""
+        Args:
+            log_probs: of each pass, with gradients.
+            weights: of each pass.
+            text: [R, L] bool: the tokens of the texts.
+        """
+        total = torch.zeros_like(log_probs[0])
+        for weight, found in zip(weights, log_probs):
+            total = total + weight * found
+        return total

@@ -82,14 +82,14 @@ class MaskedObjective(Unmeasured, ABC):
         """This rank's share of the number that divides the loss: the columns of a part of the rollout."""
 
     @abstractmethod
-    def scored(self, experience: UnmaskedTexts, batch: Any) -> ScoredColumns:
-        """The rows of a batch under the current policy."""
+    def scored(self, experience: UnmaskedTexts, batch: Any, advantages: Tensor) -> ScoredColumns:
+        """The rows of a batch under the current policy, whose log-probs may depend on the advantages of the nodes."""
 
     def backward(
         self, experience: UnmaskedTexts, batch: Any, advantages: Tensor, keep: Tensor | None, rows: Tensor
     ) -> Outcome:
         """Add the gradient of one batch."""
-        scored = self.scored(experience, batch)
+        scored = self.scored(experience, batch, advantages)
         mask, advantage = scored.mask, advantages[scored.node].to(scored.log_probs.device)
         if keep is not None:
             mask = mask & keep[scored.node].to(mask.device)[:, None]

@@ -46,7 +46,8 @@ class Remasking:
         if asked := given_names(self.likelihood):
             if self._steps is None:
                 self._steps = reveal_steps(rollout, self.policy.moves.mask)
-            has = {"steps": self._steps[leaf], "block": self.recipe.model.block}
+            written = self.policy.moves.counted(rollout.x[leaf : leaf + 1])[0].cpu()
+            has = {"steps": self._steps[leaf], "block": self.recipe.model.block, "written": written}
             given = {name: has[name] for name in asked}
         return self.likelihood(self.recipe.generation.tokens, generator, **given), generator
 

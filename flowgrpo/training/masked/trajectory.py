@@ -73,7 +73,7 @@ class RevealObjective(MaskedObjective):
         revealed = before[transitions.state[edges].cpu()] - after
         return revealed if keep is None else revealed[keep[transitions.node[edges]].cpu()]
 
-    def scored(self, experience: UnmaskedTexts, batch: Batch) -> ScoredColumns:
+    def scored(self, experience: UnmaskedTexts, batch: Batch, advantages: Tensor) -> ScoredColumns:
         """The edges of recorded states under the current policy."""
         found = self.policy.score(experience, *batch)
 
