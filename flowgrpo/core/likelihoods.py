@@ -214,8 +214,8 @@ def upper_bound(log_probs: Sequence[Tensor], weights: Sequence[Tensor], text: Te
     """An upper bound of the log-prob of texts, up to a constant (the EUBO of SPG, arXiv 2510.09541).
 
     A token adds 1/beta log(sum over passes of weight x p^beta). Tokens that no pass masks add the mean of the others.
-    The sum over passes has a mean, and so the bound: if beta is at least the number of tokens, then by Hölder's
-    inequality it is above the log-prob of a text whose tokens are revealed in random order, without any constant.
+    If the sum is over all masks, tokens are revealed in random order, and beta is at least their number, then the bound
+    holds without the constant, by Hölder's inequality.
 
     Args:
         log_probs: M tensors [R, L] with gradients: the masked tokens in each pass.

@@ -171,7 +171,7 @@ def trainer_of(folder: Path, prompts: Path, run: Path, recipe: str, *more: str, 
 
 RECIPES = (
     "masked", "masked_window", "masked_branch", "diffu_grpo", "coupled_grpo", "gdpo_masked", "uni_grpo", "wd1",
-    "trace_rl",
+    "trace_rl", "spg",
 )  # fmt: skip
 
 
@@ -425,6 +425,7 @@ def test_states_of_a_tree_go_on_from_the_cache_of_their_parents(
         "gdpo_masked",
         "uni_grpo",
         "trace_rl",
+        "spg",
     ],
 )
 @pytest.mark.parametrize("block", ["4", "null"])

@@ -29,7 +29,7 @@ from tests.training import ranks
 KL = "penalties=[{name: kl, weight: 0.05}]"
 RECIPES = (
     "masked", "diffu_grpo", "coupled_grpo", "gdpo_masked", "uni_grpo", "wd1", "masked_branch", "masked_window",
-    "co_grpo", "trace_rl",
+    "co_grpo", "trace_rl", "spg",
 )  # fmt: skip
 
 
@@ -125,10 +125,61 @@ def test_the_gradient_is_that_of_the_recorded_log_probs(column: str, small: list
         torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-5)
 
 
+def gradient_of(trainer: Trainer, e: Any, advantages: torch.Tensor) -> list[torch.Tensor]:
+    """The gradient of one update."""
+    objective = trainer.objective
+    objective.prepare(e)
+    count = torch.tensor(float(objective.rows(e, 0, None)))
+    for batch in objective.batches(e, 0, None):
+        objective.backward(e, batch, advantages, None, count)
+    found = [p.grad.clone() for p in trainer.task.weights.parameters() if p.grad is not None]
+    trainer.optimizer.zero_grad(set_to_none=True)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mix", [0.0, 0.3, 1.0])
+def test_good_completions_have_a_lower_bound_and_bad_ones_an_upper_bound(
+    mix: float, small: list[str], tmp_path: Path
+) -> None:
+    """The gradient is that of both bounds on masks put in by hand; all passes of a completion are in the logarithm."""
+    beta, more = 1.7, ("model.train=full", "optimizer.epochs=1", "run.iterations=1")
+    trainer = trainer_of(small, tmp_path / "run", f"objective.mix={mix}", "objective.beta=1.7", *more, recipe="spg")
+    e = trainer.collect(0)[1]
+    policy, advantages = trainer.task.policy, torch.arange(1.0, len(e.rollout.parent) + 1).cos()
+    assert 0 < int((advantages[e.rollout.leaf] < 0).sum()) < len(e.rollout.leaf)
+    found = gradient_of(trainer, e, advantages)
+    text, total = policy.moves.counted(e.rollout.x), torch.zeros(())
+    assert 0 < int(text.sum()) < text.numel()
+    for leaf, (node, ids) in enumerate(zip(e.rollout.leaf.tolist(), e.rollout.x)):
+        passes, frames = trainer.objective.remasking.framed(e, leaf, 0)
+        logits = policy.language.logits(frames, torch.where(passes.masked, policy.language.mask, ids))
+        logits[..., policy.language.mask] = -torch.inf
+        p = logits.softmax(-1).gather(2, ids.expand(2, 4)[..., None])[..., 0]
+        lower, upper, seen = torch.zeros(()), torch.zeros(()), 0
+        for place in text[leaf].nonzero().flatten().tolist():
+            inside = [k for k in range(2) if passes.masked[k, place]]
+            share = [float((passes.masked[k] & text[leaf]).sum() / text[leaf].sum()) for k in range(2)]
+            lower = lower + sum(p[k, place].log() / (2 * share[k]) for k in inside)
+            if inside:
+                upper = upper + sum(p[k, place] ** beta / (2 * share[k]) for k in inside).log() / beta
+                seen += 1
+        upper = upper * int(text[leaf].sum()) / seen
+        bound = lower if advantages[node] > 0 else mix * upper + (1 - mix) * lower
+        total = total - advantages[node] * bound
+    wanted = torch.autograd.grad(total / text.sum(), trainer.task.weights.parameters(), allow_unused=True)
+    for got, want in zip(found, [w for w in wanted if w is not None], strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-5)
+    plain = "objective={name: estimated, likelihood: {name: blocks, size: 2}, surrogate: reinforce, level: token}"
+    below = gradient_of(trainer_of(small, tmp_path / "plain", plain, *more, recipe="spg"), e, advantages)
+    alike = [torch.allclose(one, other, rtol=1e-4, atol=1e-6) for one, other in zip(found, below, strict=True)]
+    assert all(alike) == (mix == 0.0)
+
+
 @pytest.mark.slow
 def test_a_run_resumes_to_the_bit(small: list[str], tmp_path: Path) -> None:
     more = ("optimizer.ema={decay: 0.5}", KL, "optimizer.updates=3", "optimizer.epochs=2")
-    for recipe in ("masked_branch", "uni_grpo", "co_grpo"):
+    for recipe in ("masked_branch", "uni_grpo", "co_grpo", "spg"):
         whole, broken = tmp_path / recipe / "whole", tmp_path / recipe / "broken"
         trainer_of(small, whole, *more, recipe=recipe).train()
         trainer_of(small, broken, *more, "run.iterations=2", recipe=recipe).train()
@@ -299,6 +350,9 @@ def test_a_text_ends_at_its_end_token_and_shows_masks(folder: Path) -> None:
         (["sampler.order={name: blocks, size: 0}"], "greater than or equal to 1"),
         (["objective={name: estimated, likelihood: doubled}"], "there is no likelihood 'doubled'"),
         (["objective.surrogate={name: sspo}"], "asks for"),
+        (["objective={name: sandwiched, beta: 0.5}"], "objective.beta: Input should be greater than or equal to 1"),
+        (["objective={name: sandwiched, mix: 1.5}"], "objective.mix: Input should be less than or equal to 1"),
+        (["objective={name: sandwiched, surrogate: clip}"], "sandwiched has no option 'surrogate'"),
         (["credit=prefix"], "reads the tokens of completions"),
         (["task=mask"], "is not a task"),
         (

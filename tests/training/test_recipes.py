@@ -25,7 +25,7 @@ PUBLISHED = [
         "flow_dpo",
         "loop_diffusion",
     )
-]
+] + ["spg"]
 
 
 @pytest.mark.parametrize("name", recipe_names("images"))
