@@ -92,6 +92,7 @@ def data(tmp_path: Path) -> Path:
         ("masked", ("model.gradient_checkpointing=true", "penalties=[{name: kl, weight: 0.1}]")),
         ("diffu_grpo", ()),
         ("coupled_grpo", ("model.dtype=bfloat16",)),
+        ("spg", ("generation.stop_at_end=false",)),
     ],
 )
 def test_a_run_allocates_what_was_estimated(

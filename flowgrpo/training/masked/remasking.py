@@ -30,11 +30,11 @@ class Remasking:
 
     def __init__(self, recipe: MaskedRecipe, policy: MaskedPolicy, likelihood: Callable[..., Passes]) -> None:
         self.recipe, self.policy, self.likelihood = recipe, policy, likelihood
-        self._steps: Tensor | None = None
+        self._rows: dict[str, Tensor] = {}
 
     def forget(self) -> None:
         """Forget what is known of the last rollout."""
-        self._steps = None
+        self._rows = {}
 
     def drawn(self, experience: UnmaskedTexts, leaf: int, epoch: int) -> tuple[Passes, torch.Generator]:
         """The passes over a leaf, and the generator that drew them."""
@@ -44,10 +44,10 @@ class Remasking:
         generator = torch.Generator().manual_seed(address(experience.keys[owner], -1, place, epoch))
         given: dict[str, Any] = {}
         if asked := given_names(self.likelihood):
-            if self._steps is None:
-                self._steps = reveal_steps(rollout, self.policy.moves.mask)
-            written = self.policy.moves.counted(rollout.x[leaf : leaf + 1])[0].cpu()
-            has = {"steps": self._steps[leaf], "block": self.recipe.model.block, "written": written}
+            if not self._rows:
+                moves = self.policy.moves
+                self._rows = {"steps": reveal_steps(rollout, moves.mask), "written": moves.counted(rollout.x).cpu()}
+            has = {"block": self.recipe.model.block} | {name: rows[leaf] for name, rows in self._rows.items()}
             given = {name: has[name] for name in asked}
         return self.likelihood(self.recipe.generation.tokens, generator, **given), generator
 
