@@ -177,6 +177,20 @@ def test_good_completions_have_a_lower_bound_and_bad_ones_an_upper_bound(
 
 
 @pytest.mark.slow
+def test_passes_that_score_different_tokens_have_equal_bounds(small: list[str], tmp_path: Path) -> None:
+    """A token has one pass in likelihood `trace`, so both bounds are its log-prob, if the passes come together."""
+    found = []
+    for kind in ("name: sandwiched, mix: 1.0", "name: estimated, surrogate: reinforce"):
+        words = (f"objective={{{kind}, likelihood: trace}}", "model.train=full", "optimizer.epochs=1")
+        trainer = trainer_of(small, tmp_path / kind[6:10], *words, recipe="spg")
+        e = trainer.collect(0)[1]
+        found.append(gradient_of(trainer, e, torch.arange(1.0, len(e.rollout.parent) + 1).cos()))
+    assert max(float(one.abs().max()) for one in found[0]) > 1e-3
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
 def test_a_run_resumes_to_the_bit(small: list[str], tmp_path: Path) -> None:
     more = ("optimizer.ema={decay: 0.5}", KL, "optimizer.updates=3", "optimizer.epochs=2")
     for recipe in ("masked_branch", "uni_grpo", "co_grpo", "spg"):
