@@ -143,7 +143,7 @@ def test_good_completions_have_a_lower_bound_and_bad_ones_an_upper_bound(
     mix: float, small: list[str], tmp_path: Path
 ) -> None:
     """The gradient is that of both bounds on masks put in by hand; all passes of a completion are in the logarithm."""
-    beta, more = 1.7, ("model.train=full", "optimizer.epochs=1", "run.iterations=1")
+    beta, more = 1.7, ("model.train=full", "objective.likelihood.prompt=0.15", "run.iterations=1")
     trainer = trainer_of(small, tmp_path / "run", f"objective.mix={mix}", "objective.beta=1.7", *more, recipe="spg")
     e = trainer.collect(0)[1]
     policy, advantages = trainer.task.policy, torch.arange(1.0, len(e.rollout.parent) + 1).cos()
@@ -181,7 +181,7 @@ def test_passes_that_score_different_tokens_have_equal_bounds(small: list[str], 
     """A token has one pass in likelihood `trace`, so both bounds are its log-prob, if the passes come together."""
     found = []
     for kind in ("name: sandwiched, mix: 1.0", "name: estimated, surrogate: reinforce"):
-        words = (f"objective={{{kind}, likelihood: trace}}", "model.train=full", "optimizer.epochs=1")
+        words = (f"objective={{{kind}, likelihood: trace}}", "model.train=full")
         trainer = trainer_of(small, tmp_path / kind[6:10], *words, recipe="spg")
         e = trainer.collect(0)[1]
         found.append(gradient_of(trainer, e, torch.arange(1.0, len(e.rollout.parent) + 1).cos()))
