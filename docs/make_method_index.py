@@ -20,7 +20,7 @@ from method_rows import code_lines, tables, wrapped
 from flowgrpo.configs.load import recipe_names
 from flowgrpo.core import advantages, directions, neighbours, penalties, process, selection, trees
 from flowgrpo.core import forward_process as forward
-from flowgrpo.pipelines import policy
+from flowgrpo.pipelines import policy, scored_edges
 from flowgrpo.rewards import win_rate
 from flowgrpo.samplers import kernels, plans, schedules, solvers, transitions, windows
 from flowgrpo.training.credit import step_credits
@@ -254,7 +254,7 @@ METHODS = (
         "the noise. The published form trains ten random steps in the place of every second step. The transform "
         "−exp(−A) of advantages is not here; the released settings leave it off.",
         (penalties.data, images_beside.drawn, images_beside.read_beside, policy.FlowPolicy.beside,
-         policy.FlowPolicy.data_error),
+         scored_edges.data_error),
     ),
     Method(
         "Flow-DPO", "2501.13918", ("flow_dpo",),

@@ -6,7 +6,6 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -14,15 +13,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ..core.addressing import address
-from ..core.forward_process import matching_error
-from ..core.penalties import without_images
 from ..samplers.kernels import Coefficients, guard_weight, jacobian, log_ratio, row_mean, step
-from ..samplers.moves import draw_noise
 from ..samplers.plans import Plan
 from ..samplers.rollout import Guide, RolloutRunner
 from ..samplers.transitions import (
-    ReplayedEdges,
     Rollout,
     Transitions,
     Velocity,
@@ -39,52 +33,16 @@ from .denoiser import Denoiser
 from .experience import Experience, ImagesBeside, part_bounds
 from .placement import offload_of
 from .prompt_cache import encode_ahead
+from .scored_edges import ScoredEdges, to_data, to_guided, to_reference, to_teacher
 
 Ratio = Literal["gaussian", "guard", "cps_released"]
 Weighting = Literal["none", "guard", "noise", "equalise", "rectify"]
-IMAGE_NOISE = -6
-"""In an address, the noise of an image of the data."""
 Told = Callable[[int, int], None]
 """Called with how much is done, and with the whole."""
 
 
 def silent(done: int, total: int) -> None:
     """Tell nobody."""
-
-
-@dataclass(frozen=True)
-class ScoredEdges:
-    """Trained edges under the current policy; each edge is a row, and there is one column.
-
-    Attributes:
-        log_ratio: [E, 1] log of the importance ratio in the chosen form, with gradients; 0 for a step without noise,
-            which has no ratio.
-        node: [E] the node to which each edge leads.
-        steps: [E, 1] denoising step.
-        weight: [E, 1] step weight.
-        divergence: [E, 1] KL between the sampling policy's step and the current step, per latent element, detached.
-        shift: [E, ...] how far the step's mean has moved since sampling, with gradients.
-        std: standard deviation of the step's noise, per element; 1 for a step without noise.
-        to_reference: gives [E, ...], the mean minus the reference's mean, by another call of the denoiser.
-        to_guided: gives [E, ...], the mean minus the mean of the guided step that was taken; 0 if there was no guide.
-        to_teacher: gives [E, ...], the mean minus the mean of the teacher of the edge's prompt.
-        scale: how far the step's mean moves with the velocity.
-        to_data: gives [E], the error of flow matching on the data's image of the edge's prompt, by another call of the
-            denoiser.
-    """
-
-    log_ratio: Tensor
-    node: Tensor
-    steps: Tensor
-    weight: Tensor
-    divergence: Tensor
-    shift: Tensor
-    std: float
-    to_reference: Callable[[], Tensor]
-    to_guided: Callable[[], Tensor]
-    to_teacher: Callable[[], Tensor]
-    scale: float
-    to_data: Callable[[], Tensor]
 
 
 class FlowPolicy:
@@ -363,85 +321,12 @@ class FlowPolicy:
             divergence=row_mean(shift.detach().float().square())[:, None] / (2.0 * std**2),
             shift=shift,
             std=std,
-            to_reference=partial(self._to_reference, transitions, replayed, velocity),
-            to_guided=partial(self._to_guided, transitions, replayed, shift),
-            to_teacher=partial(self._to_teacher, experience, transitions, replayed, velocity),
+            to_reference=partial(to_reference, self, transitions, replayed, velocity),
+            to_guided=partial(to_guided, self, transitions, replayed, shift),
+            to_teacher=partial(to_teacher, self, experience, transitions, replayed, velocity),
             scale=scale,
-            to_data=partial(self._to_data, experience, transitions, replayed),
+            to_data=partial(to_data, self, experience, transitions, replayed),
         )
-
-    def data_error(
-        self, experience: Experience, owners: Sequence[int], step: int, sigma: float, level: tuple[int, ...]
-    ) -> Tensor:
-        """[N] error of flow matching on the data's image of each of N prompts, with gradients.
-
-        Each image is evaluated once. The denoiser must be bound to the levels of the rollout, with `sigma` at `step`.
-
-        Args:
-            experience: the rollout, with images beside it.
-            owners: N numbers of prompts of the rollout.
-            step: the denoising step.
-            sigma: its noise level.
-            level: what tells this level from the others of the rollout, for the noise.
-
-        Raises:
-            ValueError: there are no images beside the rollout.
-        """
-        images = experience.beside
-        if images is None:
-            return without_images()
-        # The pictures of the images' prompts are remembered beside those of the rollout.
-        self.denoiser.caller.keep_encodings(len(experience.prompts) + len(images.prompts))
-        prompts = sorted(set(owners))
-        x0 = self.brought(images.x[prompts])
-        keys = [address(experience.keys[prompt], IMAGE_NOISE, *level) for prompt in prompts]
-        noise = draw_noise(x0.shape[1:], keys, x0.device)
-        x = ((1.0 - sigma) * x0.float() + sigma * noise).to(x0.dtype)
-        velocity = self.denoiser.velocity(x, step, [images.prompts[prompt] for prompt in prompts])
-        error = matching_error(velocity, x0, noise)
-        return error[[prompts.index(owner) for owner in owners]]
-
-    def _to_data(self, experience: Experience, transitions: Transitions, replayed: ReplayedEdges) -> Tensor:
-        """[E] error of flow matching at the step's noise level, on the image of each edge's prompt."""
-        step, owners = transitions.step, transitions.prompt[replayed.states]
-        return self.data_error(experience, owners, step, experience.plan.sigmas[step], (step,))[replayed.rows()]
-
-    def _to_reference(self, transitions: Transitions, replayed: ReplayedEdges, velocity: Velocity) -> Tensor:
-        """[E, ...] the mean of each edge minus the reference's mean, with gradients."""
-        c, batch = transitions.coefficients, replayed.states
-        with torch.no_grad(), self.as_reference():
-            reference = velocity(transitions.x[batch], transitions.step, transitions.prompt[batch])
-        scale = jacobian(c.sigma, c.sigma_next, c.kappa)
-        return (scale * (replayed.velocity - reference))[replayed.rows()]
-
-    def _to_teacher(
-        self, experience: Experience, transitions: Transitions, replayed: ReplayedEdges, velocity: Velocity
-    ) -> Tensor:
-        """[E, ...] the mean of each edge minus the mean of the teacher of its prompt, with gradients."""
-        if not experience.teachers:
-            raise ValueError(
-                "a penalty reads `from_teacher`, and the recipe has no model.teachers; write "
-                '@needs(Need("model.teachers", (SOMETHING,), "compares with teachers")) above the penalty'
-            )
-        c, batch = transitions.coefficients, replayed.states
-        x, owners = transitions.x[batch], transitions.prompt[batch]
-        names = [experience.teachers[prompt] for prompt in owners]
-        taught = torch.empty_like(replayed.velocity)
-        for name in dict.fromkeys(names):
-            rows = [row for row, one in enumerate(names) if one == name]
-            with torch.no_grad(), self.as_teacher(name):
-                taught[rows] = velocity(x[rows], transitions.step, [owners[row] for row in rows])
-        scale = jacobian(c.sigma, c.sigma_next, c.kappa)
-        return (scale * (replayed.velocity - taught))[replayed.rows()]
-
-    def _to_guided(self, transitions: Transitions, replayed: ReplayedEdges, shift: Tensor) -> Tensor:
-        """[E, ...] the mean of each edge minus the guided mean, with gradients."""
-        wide = shift.to(torch.promote_types(shift.dtype, torch.float32))
-        if transitions.shift is None:
-            # Until the guide is ready, this is 0, so that nothing is learnt from the guide.
-            return wide - wide.detach()
-        target = transitions.coefficients.std * self.brought(transitions.shift[replayed.edges])
-        return wide - target.to(wide.dtype).detach()
 
     def step_weight(self, plan: Plan, i: int, coefficients: Coefficients) -> float:
         """Weight of the surrogate at step `i`."""

@@ -15,8 +15,9 @@ from torch import Tensor
 from flowgrpo.core.penalties import PENALTIES
 from flowgrpo.pipelines.denoiser import Denoiser
 from flowgrpo.pipelines.experience import Experience
-from flowgrpo.pipelines.policy import FlowPolicy, ScoredEdges
+from flowgrpo.pipelines.policy import FlowPolicy
 from flowgrpo.pipelines.prompt_cache import PromptCache
+from flowgrpo.pipelines.scored_edges import ScoredEdges
 from flowgrpo.samplers.kernels import KERNELS, Kernel, guard_weight
 from flowgrpo.samplers.plans import Plan, branch_plan, spine_plan, window_plan
 from flowgrpo.samplers.transitions import Transitions

@@ -20,7 +20,7 @@ from .objective import ObjectiveSetting
 
 if TYPE_CHECKING:
     from ...pipelines.experience import Experience
-    from ...pipelines.policy import ScoredEdges
+    from ...pipelines.scored_edges import ScoredEdges
     from .edges import Batch
 
 Surrogate = Annotated[Callable[..., Tensor], Of("surrogate", "spo")]

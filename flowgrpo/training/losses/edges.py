@@ -18,7 +18,7 @@ from .objective import ObjectiveSetting, Outcome, Penalties, Unmeasured, pair
 
 if TYPE_CHECKING:
     from ...pipelines.experience import Experience
-    from ...pipelines.policy import ScoredEdges
+    from ...pipelines.scored_edges import ScoredEdges
     from ...samplers.transitions import Transitions
 
     Batch = tuple[Transitions, slice]

@@ -22,6 +22,7 @@ from ...parts.choice import Choice, Of, named
 from ...parts.needs import at_least, needs, unscored_counts
 from ...parts.ranges import Count, Whole
 from ...parts.traits import compares_all, saying
+from ...pipelines.scored_edges import data_error
 from ...samplers.moves import draw_noise
 from .noise_levels import Density, Draw, NoiseLevel, draw_levels
 from .objective import ObjectiveSetting, Outcome, Penalties, Unmeasured, pair
@@ -217,7 +218,7 @@ class ForwardObjective(Unmeasured):
         if experience.plan.given and noised.reference is not None:
             metrics["preferred"] = pair(preferred(noised))
         level, owners = batch.level, experience.rollout.leaf_prompt[batch.leaves].tolist()
-        to_data = partial(self.policy.data_error, experience, owners, level.step, level.sigma, level.address)
+        to_data = partial(data_error, self.policy, experience, owners, level.step, level.sigma, level.address)
         penalties = self.penalties.of(_edges(noised, batch.level.step, log_ratio, to_data))
         for name, value in penalties.items():
             metrics[name] = pair(value[:, 0].detach())

@@ -24,7 +24,7 @@ from .objective import ObjectiveSetting
 
 if TYPE_CHECKING:
     from ...pipelines.experience import Experience
-    from ...pipelines.policy import ScoredEdges
+    from ...pipelines.scored_edges import ScoredEdges
 
 Surrogate = Annotated[Callable[..., Tensor], Of("surrogate", "clip")]
 

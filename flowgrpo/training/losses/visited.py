@@ -11,7 +11,7 @@ from .edges import EdgeObjective, steps_to_score
 from .objective import pair
 
 if TYPE_CHECKING:
-    from ...pipelines.policy import ScoredEdges
+    from ...pipelines.scored_edges import ScoredEdges
 
 
 @needs(steps_to_score, Need("penalties", (SOMETHING,), "has no loss but the penalties", mend="add penalty taught"))
