@@ -14,6 +14,7 @@ import numpy as np
 from ..configs.layers import prompt_file_note
 from ..configs.prompt_source import HUB, PromptSource, prompt_source
 from ..configs.sections import PROMPT, WORLDS
+from ..pipelines.arguments import PICTURES
 from ..pipelines.pictures import Picture
 from ..text.picture_marks import without_marks
 from .prompts.data_sets import OpenedSet, open_folder
@@ -204,6 +205,9 @@ OF_PLAN = "write the columns that hold the images of a prompt, the best image fi
 def with_given(rows: Sequence[PromptRow], source: str, columns: Sequence[str], mend: str = OF_PLAN) -> list[PromptRow]:
     """The prompts with the images that stand in the place of samples.
 
+    A pipeline is never shown an image that it is to learn, also if it takes pictures from a column of this name. So
+    such a column is taken away.
+
     Args:
         rows: the prompts.
         source: their file or data set.
@@ -224,7 +228,11 @@ def with_given(rows: Sequence[PromptRow], source: str, columns: Sequence[str], m
                 f"{mend}"
             )
         found.append([_alone(row, column, path) for row, path in zip(rows, _files_in(rows, source, key))])
-    return [replace(row, given=pictures) for row, pictures in zip(rows, zip(*found))]
+    made = [replace(row, given=pictures) for row, pictures in zip(rows, zip(*found))]
+    taken = {name for column in columns if column in PICTURES for name in (column, f"{column}_file_name")}
+    if not taken:
+        return made
+    return [replace(row, columns={k: v for k, v in row.columns.items() if k not in taken}) for row in made]
 
 
 def names_with_pictures(rows: Sequence[PromptRow]) -> set[str]:

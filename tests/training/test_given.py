@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import shutil
@@ -22,6 +23,7 @@ from flowgrpo.training.checking import check
 from flowgrpo.training.data import read_prompts, with_given
 from flowgrpo.training.folder.model_card import CardFacts, card_text
 from flowgrpo.training.folder.run_folder import RunFolder
+from flowgrpo.training.images.conditioning import illustrated
 from flowgrpo.training.planning import forecast, nfe_of
 from flowgrpo.training.session import Session
 from flowgrpo.training.trainer import Trainer
@@ -297,6 +299,18 @@ def test_faults_of_the_data_are_told_before_the_run(pairs: Path) -> None:
     assert "no column 'other' of images (it has better, chosen, rejected, worse)" in absent
     (evaluated,) = faults("evaluate.rewards=[{name: given}]")
     assert "reward 'given' reads how the data rank given samples, and these samples are not given" in evaluated
+
+
+@pytest.mark.parametrize("name", ["image", "image_file_name"])
+def test_a_pipeline_that_edits_is_not_shown_the_picture_that_it_learns(name: str, pairs: Path) -> None:
+    rows = [json.loads(line) for line in pairs.read_text().splitlines()]
+    pairs.write_text("".join(json.dumps({"prompt": row["prompt"], name: row["chosen"]}) + "\n" for row in rows))
+    found = with_given(read_prompts(str(pairs)), str(pairs), ["image"])
+    assert [(len(row.given), dict(row.columns)) for row in found] == [(1, {})] * 3
+    # A pipeline that needs a picture says so, in the place of being shown the solution.
+    needs = {"image": inspect.Parameter("image", inspect.Parameter.POSITIONAL_OR_KEYWORD)}
+    with pytest.raises(ValueError, match="the pipeline needs a picture for each prompt"):
+        illustrated(found, str(pairs), {}, needs)
 
 
 def test_a_number_of_frames_divides_the_width(pairs: Path) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from ...configs.schema import Recipe
 from ...core.addressing import address
 from ...parts.choice import Choice
-from ...pipelines.arguments import PICTURES
 from ..data import MissingPrompts, PromptRow, read_prompts, with_given
 
 NAME = "data"
@@ -25,8 +23,6 @@ def learned(recipe: Recipe) -> Choice | None:
 def read_beside(choice: Choice, fetch: bool = True) -> list[PromptRow]:
     """The prompts of the penalty's source, each with its image.
 
-    The pipeline is never shown the image that it learns, also if it takes pictures from a column of this name.
-
     Raises:
         NotFetched: the source is a data set of the hub that is not on this machine, and `fetch` is off.
         MissingPrompts: there is no such file.
@@ -41,11 +37,7 @@ def read_beside(choice: Choice, fetch: bool = True) -> list[PromptRow]:
             f"of a prompt file with a column of images as penalties.{choice.short}.source"
         ) from None
     mend = f"write the column that holds the image of each prompt as penalties.{choice.short}.column"
-    found = with_given(rows, source, [column], mend)
-    if column not in PICTURES:
-        return found
-    taken = (column, f"{column}_file_name")
-    return [replace(row, columns={k: v for k, v in row.columns.items() if k not in taken}) for row in found]
+    return with_given(rows, source, [column], mend)
 
 
 def drawn(rows: Sequence[PromptRow], keys: Iterable[int]) -> list[PromptRow]:
