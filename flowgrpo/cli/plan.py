@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 MOST_SIZES = 12
 """Most sizes of prompts that `plan` lists."""
+WINDOWS_SHOWN = 20
+"""Most windows of trained steps that `plan` lists; a random subset has a hundred or more."""
 
 
 def plan(
@@ -228,10 +230,14 @@ def _print_windows(recipe: Recipe | MaskedRecipe, expected: Forecast) -> None:
     ]
     images = recipe.task == "images" and trained(recipe) == "images"
     columns = [name for name in rows[0] if not (images and name.startswith("trained"))]
-    widths = {name: max(len(row[name]) for row in [*rows, {name: name}]) for name in columns}
+    shown = rows[:WINDOWS_SHOWN]
+    widths = {name: max(len(row[name]) for row in [*shown, {name: name}]) for name in columns}
     say("per prompt:" if images else "per prompt, by window of trained steps:")
-    for row in ({name: name for name in columns}, *rows):
+    for row in ({name: name for name in columns}, *shown):
         say("  " + "  ".join(f"{row[name]:>{widths[name]}}" for name in columns))
+    if len(rows) > len(shown):
+        rest = expected.windows[len(shown) :]
+        say(f"  and {len(rest):,} more windows, in {sum(rest):,} iterations")
     if recipe.task == "images" and images:
         say(f"trained images of a prompt: {images_line(recipe)}")
 

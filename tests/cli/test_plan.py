@@ -186,6 +186,17 @@ def test_the_judge_of_a_win_rate_is_checked() -> None:
         plan("default", "rewards=[{name: win_rate, options: {judge: gold, judge_options: {dens: true}}}]")
 
 
+def test_of_many_windows_the_first_are_listed_and_the_others_counted() -> None:
+    lines = plan("dance_grpo", "run.iterations=400").splitlines()
+    start = lines.index("per prompt, by window of trained steps:")
+    uses = [int(line.split()[0]) for line in lines[start + 2 : start + 22]]
+    found = re.fullmatch(r"  and (\d+) more windows, in (\d+) iterations", lines[start + 22])
+    assert found is not None
+    assert int(found[1]) > 80
+    assert sum(uses) + int(found[2]) == 400
+    assert "more windows" not in plan("mixgrpo")
+
+
 def test_teachers_of_a_paper_may_be_missing_and_own_teachers_may_not() -> None:
     said = "teachers/ocr does not exist; name a .safetensors file or a folder that holds a LoRA"
     assert f"needed: {said}\n" in plan("diffusion_opd@published")
