@@ -270,6 +270,14 @@ def test_an_objective_of_penalties_alone_may_learn_images(random_pipeline, sourc
     assert record["data"] > 0
 
 
+def test_images_may_be_learned_beside_a_pull_along_differences(random_pipeline, source, tmp_path) -> None:
+    """The pulls of a pair are opposite, so at rest the penalty is the whole loss."""
+    record = trainer_of(tmp_path / "run", words_of(random_pipeline, source), "fdfo").iterate(0)
+    assert record["ratio/first_error"] == 0.0
+    assert record["loss"] == pytest.approx(0.5 * record["data"], rel=1e-4)
+    assert record["data"] > 0
+
+
 # -- what is refused -----------------------------------------------------------------------------------------------
 
 
