@@ -39,6 +39,7 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "num_iterations": ("run.iterations", "optimizer.epochs"),
     "num_inference_steps": ("sampler.steps", "evaluate.steps"),
     "eval_num_steps": ("evaluate.steps",),
+    "eval_guidance_scale": ("evaluate.call.guidance_scale",),
     "diffusion_steps": ("sampler.steps",),
     "timestep_shift": ("sampler.shift",),
     "noise_level": ("sampler.kernel.eta",),
