@@ -53,10 +53,19 @@ class TextModelConfig(ChatConfig):
         return self
 
 
+def _teaches(recipe: Any, model: LanguageModelConfig) -> list[str]:
+    if model.teacher is None or recipe.objective.name == "distilled":
+        return []
+    return [
+        f"only objective distilled learns from model.teacher, and objective is {recipe.objective.short}; write "
+        "objective: distilled, or leave model.teacher out"
+    ]
+
+
 class LanguageModelConfig(TextModelConfig):
     """The causal language model that is trained."""
 
-    needs = (pictures_are_shown,)
+    needs = (pictures_are_shown, _teaches)
 
     path: str = Field(
         "arithmetic",
@@ -67,6 +76,12 @@ class LanguageModelConfig(TextModelConfig):
     )
     shared_prefix: bool = Field(
         True, description="Encode the prompt of a group once, and score equal completions of it once."
+    )
+    teacher: str | None = Field(
+        None,
+        min_length=1,
+        description="Objective `distilled`: another model with the same tokenizer, which stays frozen: a transformers "
+        "folder, a hub id, or `arithmetic`. By default the model teaches itself.",
     )
 
 

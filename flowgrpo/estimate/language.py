@@ -113,7 +113,7 @@ def estimate_text(recipe: TextRecipe, rows: Sequence[PromptRow], gpu: str = "h10
         counted=found is not None,
         scored=groups * alone,
         recomputes=recipe.model.gradient_checkpointing,
-        resting=at_rest(recipe, "model", size, trained, rounded, compares(recipe), share),
+        resting=at_rest(recipe, "model", size, trained, rounded, compares(recipe), share) | _teacher(recipe),
         passing=_sampling(recipe, language, together, prompt)
         | {"training": _training(recipe, language, weights, groups, alone, prompt)},
         sampled=together,
@@ -214,6 +214,14 @@ def _language(recipe: TextRecipe, path: str) -> LanguageModel:
             config, dtype=DTYPES[recipe.model.dtype], trust_remote_code=False, **options
         )
     return LanguageModel(model.eval(), SimpleNamespace(pad_token_id=0, eos_token_id=0))
+
+
+def _teacher(recipe: TextRecipe) -> dict[str, int]:
+    """Bytes of the frozen model that teaches, if there is one."""
+    if recipe.model.teacher is None:
+        return {}
+    model = _language(recipe, language_folder(recipe.model.teacher)).model
+    return {"teacher": sum(tensor.numel() * tensor.element_size() for tensor in held(model))}
 
 
 def held(model: nn.Module) -> list[Tensor]:

@@ -124,6 +124,14 @@ def trained(recipe: Any) -> str:
     return found
 
 
+def rewarded(recipe: Any) -> bool:
+    """Whether rewards have a part in the loss of a recipe, and are not only reported."""
+    if recipe.task != "text":
+        return trained(recipe) != "states"
+    taught = recipe.model.teacher is not None and recipe.objective.get("others") == "none"
+    return not taught or offered(recipe, "teachers")
+
+
 def keeps_base(recipe: Any) -> bool:
     """Whether a part compares with the base model, whose full weights must then be kept."""
     return recipe.reference is None and bool(saying(recipe, "compares"))

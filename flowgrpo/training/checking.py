@@ -9,6 +9,7 @@ from typing import Any
 
 from ..configs.reward_sections import RewardConfig
 from ..configs.schema import AnyRecipe, MaskedRecipe, Recipe, TextRecipe
+from ..configs.text_recipe import LanguageModelConfig
 from ..parts.choice import value_at
 from ..pipelines.arguments import Parameters, argument_faults, size_faults, strength_faults
 from ..rewards.base import MissingDependency, Reward, RewardSpec
@@ -193,9 +194,19 @@ def _model(found: Checked) -> None:
         found.attempt("model.chat", check_template, recipe.model, found.folder)
     if isinstance(recipe, TextRecipe):
         _lengths(found, recipe)
+        if recipe.model.teacher is not None:
+            found.attempt("model.teacher", _teacher, recipe.model)
     if isinstance(recipe, MaskedRecipe):
         model, kind = recipe.model, found.attempt("model.path", type_of, found.folder)
         found.attempt("model.block", check_block, path, kind, model.block, model.attention)
+
+
+def _teacher(model: LanguageModelConfig) -> None:
+    assert model.teacher is not None
+    try:
+        check_folder(language_folder(model.teacher), "text", model.pictures)
+    except ValueError as error:
+        raise ValueError(f"model.teacher: {error}") from None
 
 
 def _lengths(found: Checked, recipe: TextRecipe, stored: bool = False) -> None:

@@ -88,7 +88,7 @@ class Trainer:
             written, run, task.weights, self.parts, {"optimizer", *self.averages}, self.processes, accelerator,
             trackers, reporter, self.stop,
         )  # fmt: skip
-        self.symptoms = symptoms_of(recipe.rewards, rewards.names, len(data.heldout))
+        self.symptoms = symptoms_of(recipe, rewards.names, len(data.heldout))
         self.collector = Collector(recipe, task, rewards, data, self.extensions, self.processes, self.clock, lagging)
         compared = self.averages.get("compared", lagging)
         make = partial(task.objective, compared.applied if compared else None)

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ...configs.load import load_image_recipe, recipe_names
+from ...parts.traits import rewarded
 from .evidence import SCORE, Evidence
 from .intervals import Interval
 from .results import Result
-from .rises import is_rewarded
 from .timings import APART, shares_of_time
 from .trainings import DENSE, GRADIENT_UNITS
 
@@ -60,7 +60,7 @@ def rises_table(rises: Mapping[str, Result]) -> list[str]:
         cells = [name, str(run["iterations"]), *shown, f"{-change / run['error']:.1f}" if run["error"] else "–"]
         rows.append([cell.replace("-", "−") if k else cell for k, cell in enumerate(cells)])
     images = next((run["images"] for run in rises.values() if "images" in run), 0)
-    apart = [name for name in recipe_names("images") if not is_rewarded(load_image_recipe(name))]
+    apart = [name for name in recipe_names("images") if not rewarded(load_image_recipe(name))]
     missing = ", ".join(sorted(set(recipe_names("images")) - set(rises) - set(apart)))
     return [
         "Each recipe is run for a few iterations on seed 0, with small JPEG files as its reward (Pref-GRPO: as the "

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...configs.load import RecipeError, recipe_names
+from ...parts.traits import rewarded
 from .evidence import Claim, Evidence
 from .forms import FORMS
 from .order import order
@@ -16,7 +17,7 @@ from .papers import CLAIMS
 from .probes import PROBES, find_probe, measure_probe
 from .report import Results, write_report
 from .results import Result, Settings
-from .rises import find_rise, is_rewarded, measure_rises, refuse_few_prompts, rise_recipe
+from .rises import find_rise, measure_rises, refuse_few_prompts, rise_recipe
 from .timings import FAMILIES, find_time, measure_times
 from .trainings import Job, Report, find_run, jobs, measure_run, recipe_of
 
@@ -171,7 +172,7 @@ def _seeds(settings: Settings, label: str) -> list[int]:
 def _rises(settings: Settings, method: str) -> bool:
     """Whether a recipe has a short run, and the overrides make sense for it."""
     try:
-        return is_rewarded(rise_recipe(settings, method))
+        return rewarded(rise_recipe(settings, method))
     except RecipeError:
         return False
 

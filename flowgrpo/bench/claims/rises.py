@@ -16,7 +16,6 @@ from typing import Any
 
 from ...configs.load import dump_recipe, load_image_recipe
 from ...configs.schema import Recipe
-from ...parts.traits import trained
 from ...training.recipe_prompts import read_heldout
 from ...training.session import start
 from ..measures import Silent
@@ -47,11 +46,6 @@ def rise_recipe(settings: Settings, method: str) -> Recipe:
         f"run={{iterations: {iterations}, seed: 0, checkpoint_every: {iterations}, sample_every: {iterations}}}",
     )
     return load_image_recipe(method, [*changes, *settings.overrides])
-
-
-def is_rewarded(recipe: Recipe) -> bool:
-    """Whether rewards enter the loss of a recipe. If they do not, it has no short run."""
-    return trained(recipe) != "states"
 
 
 def refuse_few_prompts(settings: Settings, methods: Sequence[str]) -> None:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from ...configs.reward_sections import RewardConfig
+from ...configs.schema import AnyRecipe
+from ...parts.traits import rewarded
 
 NEGLIGIBLE = 1e-6
 """A smaller largest advantage means that nothing is compared; rounding leaves advantages below this bound."""
@@ -74,9 +75,11 @@ class Symptoms:
     Args:
         weights: reward -> its weight in training; 0 for a reward that is only recorded.
         prompts: held-out prompts of an evaluation.
+        rewarded: whether rewards enter the loss. If not, it does not matter that they tell no samples apart.
     """
 
-    def __init__(self, weights: Mapping[str, float], prompts: int) -> None:
+    def __init__(self, weights: Mapping[str, float], prompts: int, rewarded: bool = True) -> None:
+        self.rewarded = rewarded
         self.signs = {name: math.copysign(1.0, weight) for name, weight in weights.items() if weight}
         self.prompts = prompts
         self._lasting = {
@@ -103,8 +106,8 @@ class Symptoms:
 
     def iteration(self, record: Mapping[str, Any]) -> list[Symptom]:
         """The symptoms to report after an iteration, from its line of the metrics."""
-        scored = any(record.get(f"reward/{name}") is not None for name in self.signs)
-        compared = (record.get("advantage/largest") or 0.0) > NEGLIGIBLE
+        scored = not self.rewarded or any(record.get(f"reward/{name}") is not None for name in self.signs)
+        compared = not self.rewarded or (record.get("advantage/largest") or 0.0) > NEGLIGIBLE
         lost = [name for name in FINITE if name in record and record[name] is None]
         found = {
             "no_score": "" if scored else _no_score(self.signs),
@@ -222,17 +225,16 @@ def _means(record: Mapping[str, Any], kind: str) -> dict[str, tuple[float, float
     }
 
 
-def symptoms_of(rewards: Sequence[RewardConfig], names: Sequence[str], prompts: int) -> Symptoms:
+def symptoms_of(recipe: AnyRecipe, names: Sequence[str], prompts: int) -> Symptoms:
     """The `Symptoms` of a run.
 
     Args:
-        rewards: of the recipe.
+        recipe: of the run.
         names: the names under which the rewards are reported.
         prompts: held-out prompts of an evaluation.
     """
-    return Symptoms(
-        {name: reward.weight if reward.at_least is None else 1.0 for reward, name in zip(rewards, names)}, prompts
-    )
+    weights = {name: one.weight if one.at_least is None else 1.0 for one, name in zip(recipe.rewards, names)}
+    return Symptoms(weights, prompts, rewarded(recipe))
 
 
 def _no_score(names: Iterable[str]) -> str:

@@ -1,8 +1,8 @@
-"""The objective of self-distillation: the policy with more in its prompt teaches the policy with its prompt alone."""
+"""The objective of distillation: the policy with more in its prompt, or another model, teaches the policy."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -16,6 +16,7 @@ from ...parts.choice import Choice, Of, given_names
 from ...parts.needs import needs
 from ...parts.ranges import Count, NotNegative, Positive
 from ...parts.traits import offered
+from .frozen_teacher import frozen_teacher, shared_tokens
 from .self_teacher import Target, predicted, teachers_of
 from .text_objective import ScoredTokens
 from .token_objective import TokenObjective, of_tokens
@@ -31,10 +32,10 @@ if TYPE_CHECKING:
 def _has_teacher(recipe: TextRecipe, choice: Choice) -> list[str]:
     """Faults of a recipe: nothing says what the teacher knows, or the surrogate measures logits too."""
     faults = []
-    if not offered(recipe, "teachers"):
+    if not offered(recipe, "teachers") and recipe.model.teacher is None:
         faults.append(
             f"text objective {choice.short} distils what the policy predicts when it knows more, and nothing says what "
-            "it then knows; add extension teacher"
+            "it then knows; add extension teacher, or name another model as model.teacher"
         )
     if "curvature" in given_names(choice["surrogate"].target):
         faults.append(
@@ -52,6 +53,10 @@ class DistilledObjective(TokenObjective):
     group, or feedback. The loss of a token is the KL between the next-token distributions of the policy and of its
     teacher, which has no gradient. With `others: none` and teachers for all completions, this is SDPO (2601.20802). A
     batch is divided by the number of all its tokens.
+
+    With `model.teacher`, the teacher is another model, frozen (on-policy distillation; GKD 2306.13649). It reads the
+    prompts of the policy, and teaches all completions. With extension `teacher` beside it, it reads the extension's
+    contexts instead, and teaches the completions that have one.
 
     Args:
         recipe: what to do.
@@ -83,20 +88,31 @@ class DistilledObjective(TokenObjective):
         self.others, self.kl_weight, self.direction, self.top, self.doubt = others, weight, direction, top, doubt
         self._temperature = recipe.generation.temperature
         self._target: Target | None = None
+        self._teacher, self._tokens = policy, None
+        if recipe.model.teacher is not None:
+            self._teacher = frozen_teacher(policy, recipe.model.teacher)
+            self._tokens = shared_tokens(policy.language)
 
     def rows(self, experience: Completions, part: int, keep: Tensor | None) -> int:
         """How many tokens a part has; with `others: none`, in completions that have a teacher."""
         if self.others == "policy":
             return super().rows(experience, part, keep)
-        taught = self._counted(experience, keep) & torch.tensor([one is not None for one in teachers_of(experience)])
+        taught = self._counted(experience, keep) & torch.tensor([one is not None for one in self._contexts(experience)])
         mine = [row for rows in self.batches(experience, part, None) for row in rows if taught[row]]
         return int(experience.trained(mine).sum()) if mine else 0
 
     def _scored(
         self, experience: Completions, batch: list[int], advantages: Tensor, keep: Tensor | None
     ) -> ScoredTokens:
-        self._target = predicted(self.policy, experience, batch, self.top)
+        contexts = self._contexts(experience)
+        self._target = predicted(self._teacher, experience, contexts, batch, self.top, self._tokens)
         return super()._scored(experience, batch, advantages, keep)
+
+    def _contexts(self, experience: Completions) -> Sequence[list[int] | None]:
+        """What the teacher of each completion reads before it; None for a completion without a teacher."""
+        if self._teacher is not self.policy and experience.teachers is None:
+            return [experience.context(row) for row in range(len(experience.samples))]
+        return teachers_of(experience)
 
     def _measure(self, experience: Completions, batch: list[int]) -> Measure | None:
         return None if self._target is None else partial(self._target.gaps, temperature=self._temperature)
@@ -106,6 +122,9 @@ class DistilledObjective(TokenObjective):
         taught = torch.zeros_like(mask) if target is None else mask & target.taught[:, None]
         rest = mask & ~taught if self.others == "policy" else torch.zeros_like(mask)
         loss, metrics = super()._loss(experience, replace(scored, mask=rest), rows)
+        if self.others == "none":
+            # No token has a ratio that counts, and a mean over none would be reported as lost.
+            metrics = {"loss": metrics["loss"]}
         if target is None or scored.measured is None:
             return loss, metrics
         student = scored.measured + scored.log_probs[..., None]

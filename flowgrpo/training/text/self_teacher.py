@@ -1,4 +1,4 @@
-"""What the policy predicts for the tokens of completions when it knows more than their prompts."""
+"""What a teacher predicts for the tokens of completions: the policy when it knows more, or another model."""
 
 from __future__ import annotations
 
@@ -54,21 +54,29 @@ def teachers_of(experience: Completions) -> list[list[int] | None]:
 
 
 @torch.no_grad()
-def predicted(policy: TextPolicy, experience: Completions, batch: Sequence[int], top: int) -> Target | None:
+def predicted(
+    policy: TextPolicy,
+    experience: Completions,
+    teachers: Sequence[list[int] | None],
+    batch: Sequence[int],
+    top: int,
+    tokens: int | None = None,
+) -> Target | None:
     """What the teachers of some completions predict; None if none of them has a teacher.
 
     Args:
-        policy: with its current weights, which the teacher has too.
+        policy: the teacher: the policy itself with its current weights, or another model.
         experience: the rollout.
-        batch: R rows of it.
+        teachers: the context of each completion's teacher, see `teachers_of`.
+        batch: R rows of the rollout.
         top: how many of the likeliest tokens are told.
+        tokens: only ids below this number may be told; all if left out.
     """
-    teachers = teachers_of(experience)
     places = [k for k, row in enumerate(batch) if teachers[row] is not None]
     if not places:
         return None
     knowing = replace(experience, contexts=[one or experience.context(row) for row, one in enumerate(teachers)])
-    likeliest = partial(_likeliest, top=top, temperature=policy.recipe.generation.temperature)
+    likeliest = partial(_likeliest, top=top, tokens=tokens, temperature=policy.recipe.generation.temperature)
     found = policy.statistics(knowing, [batch[k] for k in places], entropy=True, measure=likeliest)
     assert found.measured is not None
     assert found.entropy is not None
@@ -85,10 +93,13 @@ def predicted(policy: TextPolicy, experience: Completions, batch: Sequence[int],
     return Target(taught, spread(ids.long()), spread(gaps + found.log_probs[..., None]), spread(found.entropy))
 
 
-def _likeliest(logits: Tensor, ids: Tensor, rows: Sequence[int], first: int, *, top: int, temperature: float) -> Tensor:
+def _likeliest(
+    logits: Tensor, ids: Tensor, rows: Sequence[int], first: int, *, top: int, tokens: int | None, temperature: float
+) -> Tensor:
     """[R, T, 2 K] the likeliest tokens: their log-probs less the token's own log-prob, and their ids.
 
     float32 holds every id below 2^24.
     """
-    likeliest = logits[:, : ids.shape[1]].topk(min(top, logits.shape[-1])).indices
+    known = logits[:, : ids.shape[1], :tokens]
+    likeliest = known.topk(min(top, known.shape[-1])).indices
     return torch.cat([relative_logits(logits, ids, likeliest, temperature), likeliest.float()], -1)
