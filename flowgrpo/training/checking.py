@@ -225,7 +225,7 @@ def _call(found: Checked, recipe: Recipe) -> None:
     if advised is None:
         return
     faults = list(call_faults(Path(folder), parameters, given))
-    faults += call_faults(Path(folder), parameters, recipe.evaluate.call, "evaluate.call.")
+    faults += _changed_call_faults(Path(folder), parameters, recipe.evaluate.call, "evaluate.call.")
     changes = {"reference_call": recipe.model.reference_call}
     changes |= {f"teachers.{k}.call": teacher.call for k, teacher in enumerate(recipe.model.teachers)}
     for key, changed in changes.items():
@@ -262,6 +262,14 @@ def _call(found: Checked, recipe: Recipe) -> None:
 
 def _long_prompts(folder: str, source: str, texts: list[str], call: Any, parameters: Parameters) -> list[str]:
     return list(long_prompts(Path(folder), source, texts, call, parameters))
+
+
+def _changed_call_faults(folder: Path, parameters: Parameters, changes: Any, place: str) -> Iterator[str]:
+    """The faults of arguments that stand in the place of some of a call; the others have been checked with the call."""
+    yield from argument_faults(parameters, changes, place, "the pipeline")
+    if "strength" in changes:
+        yield from strength_faults(parameters, changes, place)
+    yield from size_faults(folder, changes, place)
 
 
 def call_faults(folder: Path, parameters: Parameters, call: Any, place: str = "model.call.") -> Iterator[str]:

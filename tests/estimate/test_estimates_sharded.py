@@ -41,7 +41,7 @@ def memory(
     made = recipe(**{"model": FULL, "penalties": [{"name": "kl", "weight": 0.1}], "rollout": ROLLOUT, **sections})
     shares = Shares.of(made, processes, sharding)
     stays = resting(made, numbers, forecast(made), 1, shares)
-    return {name: stays[name] for name in WITHOUT}, passing(made, numbers, shares)
+    return {name: stays[name] for name in WITHOUT}, passing(made, numbers, shares, numbers)
 
 
 WITHOUT = {
