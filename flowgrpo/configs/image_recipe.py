@@ -197,7 +197,7 @@ class EvaluateConfig(HeldOutConfig):
     steps: int | None = Field(None, ge=1, description="Denoising steps; by default as many as in the rollout.")
     call: dict[str, Any] = Field(
         default_factory=dict,
-        description="Arguments that the calls of evaluations have in place of those in `model.call`, such as the "
+        description="Arguments of evaluations' calls, in place of the same arguments in `model.call`, such as the "
         "guidance scale with which the model will be used, or a larger height and width.",
     )
 

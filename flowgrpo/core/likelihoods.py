@@ -172,7 +172,7 @@ def blocks(
     """The evidence lower bound, with masks as a sampler of blocks has them (SPG, arXiv 2510.09541).
 
     A pass chooses a block of the text. It masks n of the block's tokens, where n is uniform from 1 to all of them, and
-    everything behind the block. The weights are those of the bound for the number of tokens that are masked in all. The
+    everything behind the block. The weights of the bound follow from the number of tokens that are masked in all. The
     passes over a completion choose different blocks, as long as there are some.
 
     Args:

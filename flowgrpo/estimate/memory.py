@@ -173,7 +173,7 @@ def passing(recipe: Recipe, model: Model, shares: Shares, shown: Model) -> dict[
         gradient, held = model.branches * cost.saved + model.rows * working, cost.saved
     away = waiting(recipe)
     encoding = {"encoding": model.encoders} if "text encoders" in away else {}
-    # The image beside each prompt of a batch is one state more, whose activations are kept with those of the batch.
+    # The image beside each prompt of a batch is one state more, whose activations are kept beside the batch's.
     beside = 0 if learned(recipe) is None else math.ceil(rollout.batch / rollout.group)
     gathered, whole = _gathered(model, shares)
 

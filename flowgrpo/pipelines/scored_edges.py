@@ -83,7 +83,7 @@ def data_error(
     images = experience.beside
     if images is None:
         return without_images()
-    # The pictures of the images' prompts are remembered beside those of the rollout.
+    # The pictures of the images' prompts are remembered beside the rollout's pictures.
     policy.denoiser.caller.keep_encodings(len(experience.prompts) + len(images.prompts))
     prompts = sorted(set(owners))
     x0 = policy.brought(images.x[prompts])
