@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 from flowgrpo.configs.image_recipe import TeacherConfig
 from flowgrpo.configs.reward_sections import RewardConfig
 from flowgrpo.configs.schema import MaskedRecipe, Recipe, TextRecipe
+from flowgrpo.configs.text_recipe import LanguageTeacherConfig
 from flowgrpo.parts.choice import Of, default_of, options_model
 from flowgrpo.parts.kinds import KINDS, Kind
 
@@ -306,6 +307,7 @@ def allowed(annotation: Any, metadata: list[Any]) -> str:
 _PLURAL = {
     str: "texts", float: "numbers", int: "whole numbers", tuple: "pairs of whole numbers", RewardConfig: "rewards",
     TeacherConfig: "teachers",
+    LanguageTeacherConfig: "teachers",
 }  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from ..parts.section import Section
 from ..parts.traits import saying
 from .base_recipe import BaseRecipe
 from .rollouts import RolloutConfig, rollout_faults
-from .sections import EmaConfig, HeldOutConfig, LoraConfig, named_once
+from .sections import EmaConfig, HeldOutConfig, LoraConfig, check_teachers_named, named_once
 
 
 def _are_compared_with(recipe: Any, model: ModelConfig) -> list[str]:
@@ -91,14 +91,7 @@ class ModelConfig(Section):
     @field_validator("teachers")
     @classmethod
     def _names_differ(cls, teachers: list[TeacherConfig]) -> list[TeacherConfig]:
-        names = [teacher.name for teacher in teachers]
-        if len(names) > 1 and None in names:
-            raise ValueError(
-                f"{len(names)} teachers, and number {names.index(None)} has no name; give each a name, which column "
-                "`teacher` of the prompts says"
-            )
-        if repeated := sorted({str(name) for name in names if names.count(name) > 1}):
-            raise ValueError(f"two teachers are called {', '.join(repeated)}; give one of them another name")
+        check_teachers_named([teacher.name for teacher in teachers])
         return teachers
 
     @model_validator(mode="after")

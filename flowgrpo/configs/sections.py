@@ -49,6 +49,21 @@ class LoraConfig(Section):
             )
 
 
+def check_teachers_named(names: list[str | None]) -> None:
+    """Check that prompts can tell teachers apart by their names. A single teacher need not have one.
+
+    Raises:
+        ValueError: one of several teachers has no name, or two have the same.
+    """
+    if len(names) > 1 and None in names:
+        raise ValueError(
+            f"{len(names)} teachers, and number {names.index(None)} has no name; give each a name, which column "
+            "`teacher` of the prompts says"
+        )
+    if repeated := sorted({str(name) for name in names if names.count(name) > 1}):
+        raise ValueError(f"two teachers are called {', '.join(repeated)}; give one of them another name")
+
+
 PROMPT = "{prompt}"
 WORLDS = ("scenes", "arithmetic")
 """The embedded worlds. Each has the prompts `WORLD:train`, `WORLD:heldout` and `WORLD:test`."""

@@ -12,7 +12,7 @@ from ..parts.needs import unmet
 from ..parts.section import Section
 from .base_recipe import BaseRecipe
 from .rollouts import TextRolloutConfig, rollout_faults
-from .sections import HeldOutConfig, LoraConfig, TextDataConfig
+from .sections import HeldOutConfig, LoraConfig, TextDataConfig, check_teachers_named
 from .shown_pictures import pictures_are_shown
 
 
@@ -53,19 +53,33 @@ class TextModelConfig(ChatConfig):
         return self
 
 
-def _teaches(recipe: Any, model: LanguageModelConfig) -> list[str]:
-    if model.teacher is None or recipe.objective.name == "distilled":
+def _teach(recipe: Any, model: LanguageModelConfig) -> list[str]:
+    if not model.teachers or recipe.objective.name == "distilled":
         return []
     return [
-        f"only objective distilled learns from model.teacher, and objective is {recipe.objective.short}; write "
-        "objective: distilled, or leave model.teacher out"
+        f"only objective distilled learns from model.teachers, and objective is {recipe.objective.short}; write "
+        "objective: distilled, or leave model.teachers out"
     ]
+
+
+class LanguageTeacherConfig(Section):
+    """Another language model, frozen, from which objective `distilled` learns."""
+
+    name: str | None = Field(
+        None,
+        min_length=1,
+        description="With several teachers, what column `teacher` of a prompt says if this is its teacher.",
+    )
+    path: str = Field(
+        min_length=1,
+        description="A model with the same tokenizer: `arithmetic` (embedded), a transformers folder, or a hub id.",
+    )
 
 
 class LanguageModelConfig(TextModelConfig):
     """The causal language model that is trained."""
 
-    needs = (pictures_are_shown, _teaches)
+    needs = (pictures_are_shown, _teach)
 
     path: str = Field(
         "arithmetic",
@@ -77,12 +91,17 @@ class LanguageModelConfig(TextModelConfig):
     shared_prefix: bool = Field(
         True, description="Encode the prompt of a group once, and score equal completions of it once."
     )
-    teacher: str | None = Field(
-        None,
-        min_length=1,
-        description="Objective `distilled`: another model with the same tokenizer, which stays frozen: a transformers "
-        "folder, a hub id, or `arithmetic`. By default the model teaches itself.",
+    teachers: list[LanguageTeacherConfig] = Field(
+        default_factory=list,
+        description="Objective `distilled`: frozen models that teach. Of several, each prompt names its own, in column "
+        "`teacher`. By default the model teaches itself.",
     )
+
+    @field_validator("teachers")
+    @classmethod
+    def _names_differ(cls, teachers: list[LanguageTeacherConfig]) -> list[LanguageTeacherConfig]:
+        check_teachers_named([teacher.name for teacher in teachers])
+        return teachers
 
 
 class GenerationConfig(Section):

@@ -113,7 +113,7 @@ def estimate_text(recipe: TextRecipe, rows: Sequence[PromptRow], gpu: str = "h10
         counted=found is not None,
         scored=groups * alone,
         recomputes=recipe.model.gradient_checkpointing,
-        resting=at_rest(recipe, "model", size, trained, rounded, compares(recipe), share) | _teacher(recipe),
+        resting=at_rest(recipe, "model", size, trained, rounded, compares(recipe), share) | _teachers(recipe),
         passing=_sampling(recipe, language, together, prompt)
         | {"training": _training(recipe, language, weights, groups, alone, prompt)},
         sampled=together,
@@ -216,12 +216,11 @@ def _language(recipe: TextRecipe, path: str) -> LanguageModel:
     return LanguageModel(model.eval(), SimpleNamespace(pad_token_id=0, eos_token_id=0))
 
 
-def _teacher(recipe: TextRecipe) -> dict[str, int]:
-    """Bytes of the frozen model that teaches, if there is one."""
-    if recipe.model.teacher is None:
-        return {}
-    model = _language(recipe, language_folder(recipe.model.teacher)).model
-    return {"teacher": sum(tensor.numel() * tensor.element_size() for tensor in held(model))}
+def _teachers(recipe: TextRecipe) -> dict[str, int]:
+    """Bytes of the frozen models that teach, if there are any."""
+    paths = {language_folder(teacher.path) for teacher in recipe.model.teachers}
+    weights = [tensor for path in sorted(paths) for tensor in held(_language(recipe, path).model)]
+    return {"teachers": sum(tensor.numel() * tensor.element_size() for tensor in weights)} if paths else {}
 
 
 def held(model: nn.Module) -> list[Tensor]:

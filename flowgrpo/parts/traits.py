@@ -128,8 +128,9 @@ def rewarded(recipe: Any) -> bool:
     """Whether rewards have a part in the loss of a recipe, and are not only reported."""
     if recipe.task != "text":
         return trained(recipe) != "states"
-    taught = recipe.model.teacher is not None and recipe.objective.get("others") == "none"
-    return not taught or offered(recipe, "teachers")
+    # A model teaches every completion, unless an extension says which of them it teaches.
+    all_taught = bool(recipe.model.teachers) and not offered(recipe, "teachers")
+    return not all_taught or bool(recipe.objective.get("both"))
 
 
 def keeps_base(recipe: Any) -> bool:

@@ -17,8 +17,6 @@ def check_shape(plan: Plan) -> None:
         raise ValueError(f"{len(plan.steps)} step plans for {len(plan.sigmas) - 1} steps; give one for each")
     if plan.roots < 1 or plan.samples < 1:
         raise ValueError(f"roots is {plan.roots} and samples {plan.samples}; use at least 1 of each")
-    if plan.neighbours and plan.roots < 2:
-        raise ValueError("neighbours is True with 1 root, and a sample has no neighbour then; use 2 or more roots")
     if plan.neighbours and any(
         step.side or step.kernel.coefficients(plan.sigmas, i).std > 0.0 for i, step in enumerate(plan.steps)
     ):

@@ -29,6 +29,7 @@ class Setting:
         solver: solver of the deterministic steps.
         group: number of images per prompt in the recipe (`rollout.group`).
         seed: seed of the run, for the random choices of a plan.
+        compares: whether the images of a prompt are compared. If not, a prompt may have one image.
     """
 
     sigmas: tuple[float, ...]
@@ -36,6 +37,7 @@ class Setting:
     solver: str | Solver = "euler"
     group: int = 2
     seed: int = 0
+    compares: bool = True
 
     @property
     def num_steps(self) -> int:
@@ -251,7 +253,7 @@ def ode(
             first noises. By default these noises are independent.
 
     Raises:
-        ValueError: if the group has one image.
+        ValueError: if the group has one image, and images of a prompt are compared.
     """
     _compared(setting)
     trained = () if window is None else _trained(setting, iteration, window, None)[1]
@@ -357,7 +359,7 @@ def _require_unset(option: str, value: object, does: str) -> None:
 
 
 def _compared(setting: Setting) -> None:
-    if setting.group < 2:
+    if setting.group < 2 and setting.compares:
         raise ValueError(f"rollout.group is {setting.group}: a group of one has no baseline; use 2 or more")
 
 

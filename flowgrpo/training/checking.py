@@ -9,7 +9,6 @@ from typing import Any
 
 from ..configs.reward_sections import RewardConfig
 from ..configs.schema import AnyRecipe, MaskedRecipe, Recipe, TextRecipe
-from ..configs.text_recipe import LanguageModelConfig
 from ..parts.choice import value_at
 from ..pipelines.arguments import Parameters, argument_faults, size_faults, strength_faults
 from ..rewards.base import MissingDependency, Reward, RewardSpec
@@ -50,7 +49,7 @@ from .recipe_prompts import (
     sound_prompts,
 )
 from .recipe_rounds import is_uneven, refuse_comparisons
-from .teachers import check_teachers
+from .teachers import check_model_of_teacher, check_teachers
 from .text.answer_objective import tried
 from .text.checked_prompts import check_with_tokenizer
 from .text.forms import FORMS
@@ -88,8 +87,8 @@ def check(recipe: AnyRecipe, *, reads_test: bool = False, fetches: bool = True) 
         for place, teacher in enumerate(recipe.model.teachers):
             if teacher.lora is not None:
                 found.attempt(f"model.teachers.{place}.lora", read_start, teacher.lora)
-        if found.data is not None:
-            found.attempt("data.train", check_teachers, recipe.model, found.data.train.rows, recipe.data.train)
+    if found.data is not None and not isinstance(recipe, MaskedRecipe):
+        found.attempt("data.train", check_teachers, recipe.model, found.data.train.rows, recipe.data.train)
     _model(found)
     _rate(found)
     _repeats(found)
@@ -194,19 +193,12 @@ def _model(found: Checked) -> None:
         found.attempt("model.chat", check_template, recipe.model, found.folder)
     if isinstance(recipe, TextRecipe):
         _lengths(found, recipe)
-        if recipe.model.teacher is not None:
-            found.attempt("model.teacher", _teacher, recipe.model)
+        for number, teacher in enumerate(recipe.model.teachers):
+            key = f"model.teachers.{number}.path"
+            found.attempt(key, check_model_of_teacher, key, teacher.path, pictures)
     if isinstance(recipe, MaskedRecipe):
         model, kind = recipe.model, found.attempt("model.path", type_of, found.folder)
         found.attempt("model.block", check_block, path, kind, model.block, model.attention)
-
-
-def _teacher(model: LanguageModelConfig) -> None:
-    assert model.teacher is not None
-    try:
-        check_folder(language_folder(model.teacher), "text", model.pictures)
-    except ValueError as error:
-        raise ValueError(f"model.teacher: {error}") from None
 
 
 def _lengths(found: Checked, recipe: TextRecipe, stored: bool = False) -> None:

@@ -320,7 +320,7 @@ def flow_policy(recipe: Recipe, denoiser: Denoiser, weights: TrainedWeights) -> 
         store=rollout.store,
         reference_call=recipe.model.reference_call,
         pool=steps_to_train(recipe),
-        teachers={name: teacher.call for name, teacher in named(recipe.model).items()},
+        teachers={name: teacher.call for name, teacher in named(recipe.model.teachers).items()},
     )
 
 

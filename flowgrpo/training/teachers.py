@@ -1,41 +1,49 @@
-"""The frozen teachers of a run (`model.teachers`): which prompt has which, and their LoRAs beside the trained one."""
+"""The frozen teachers of a run (`model.teachers`): which prompt has which, and LoRAs beside the trained one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ..configs.image_recipe import ModelConfig, TeacherConfig
+from ..configs.text_recipe import LanguageModelConfig, LanguageTeacherConfig
 from ..weights.adapter_files import read_start
 from .data import PromptRow
+from .model_paths import check_folder, language_folder
 
 if TYPE_CHECKING:
     # This imports the libraries of models, and a recipe is checked without them.
     from ..weights.trained import TrainedWeights
 
 COLUMN = "teacher"
+T = TypeVar("T", TeacherConfig, LanguageTeacherConfig)
 
 
-def named(model: ModelConfig) -> dict[str, TeacherConfig]:
+def named(teachers: Sequence[T]) -> dict[str, T]:
     """The teachers by name. A single teacher need not have a name."""
-    return {teacher.name or COLUMN: teacher for teacher in model.teachers}
+    return {teacher.name or COLUMN: teacher for teacher in teachers}
 
 
-def teachers_of(model: ModelConfig, rows: Sequence[PromptRow]) -> tuple[str, ...]:
+def teachers_of(model: ModelConfig | LanguageModelConfig, rows: Sequence[PromptRow]) -> tuple[str, ...]:
     """The name of each prompt's teacher; empty if there are no teachers."""
-    names = list(named(model))
+    names = names_of(model)
     if len(names) > 1:
         return tuple(str(row.columns[COLUMN]) for row in rows)
     return tuple(names) * len(rows)
 
 
-def check_teachers(model: ModelConfig, rows: Sequence[PromptRow], source: str) -> None:
+def names_of(model: ModelConfig | LanguageModelConfig) -> list[str]:
+    """The names of the teachers."""
+    return [teacher.name or COLUMN for teacher in model.teachers]
+
+
+def check_teachers(model: ModelConfig | LanguageModelConfig, rows: Sequence[PromptRow], source: str) -> None:
     """Check that each prompt names a teacher, if there are several.
 
     Raises:
         ValueError: a prompt names none of them. The message names the prompt's place.
     """
-    names = list(named(model))
+    names = names_of(model)
     if len(names) < 2:
         return
     for row in rows:
@@ -47,12 +55,29 @@ def check_teachers(model: ModelConfig, rows: Sequence[PromptRow], source: str) -
             )
 
 
+def check_model_of_teacher(key: str, path: str, pictures: bool) -> None:
+    """Check the folder of a language model that teaches, as far as it is on this machine.
+
+    Args:
+        key: of the recipe, for messages.
+        path: folder or hub id.
+        pictures: whether it is shown pictures.
+
+    Raises:
+        ValueError: there is no such model, or it cannot teach.
+    """
+    try:
+        check_folder(language_folder(path), "text", pictures)
+    except ValueError as error:
+        raise ValueError(str(error).replace("model.path", key, 1)) from None
+
+
 def add_teachers(weights: TrainedWeights, model: ModelConfig) -> None:
     """Put the LoRAs of the teachers beside the trained LoRA.
 
     Raises:
         ValueError: a LoRA cannot be read, or does not fit the model.
     """
-    for name, teacher in named(model).items():
+    for name, teacher in named(model.teachers).items():
         if teacher.lora is not None:
             weights.add_teacher(name, read_start(teacher.lora), model.lora.compute)

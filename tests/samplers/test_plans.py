@@ -198,7 +198,6 @@ PLAIN, SIDE = StepPlan(), StepPlan(side=2, side_kernel=FLOW)
             r"completions is \[1, 1\]; give",
         ),
         (lambda: spine_plan(FIVE, [0], FLOW, branches=2, completions=(2,), solver="dpmpp_2m"), "use solver euler"),
-        (lambda: ode_plan(FIVE, samples=1, trained=[0]), "use 2 or more roots"),
         (lambda: ode_plan(FIVE, samples=2, trained=[5]), r"trained steps \[5\] must be within 0 to 4"),
         (lambda: ode_plan(FIVE, samples=2, spread=0.0), "root_spread is 0.0, so siblings share"),
         (lambda: spine_plan(FIVE, range(5), FLOW, branches=2), "step 4 ends at sigma 0 and is trained"),

@@ -1,5 +1,6 @@
 """Another language model that teaches: the gradient of the loss by hand, what stays frozen, and what is refused."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from flowgrpo.configs.load import RecipeError, load_recipe
+from flowgrpo.core.objectives import policy_loss
 from flowgrpo.estimate.language import estimate_text
 from flowgrpo.parts.traits import rewarded
 from flowgrpo.text.model import load_language_model
@@ -20,6 +22,7 @@ from tests.training.test_distilled import same_gradient
 from tests.training.test_text import gradient, task_of
 from tests.training.text_runs import trainer_of
 
+Apart = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 ALL = "objective={name: distilled, others: none, top: 1000}"
 
 
@@ -44,8 +47,21 @@ def teacher(tmp_path: Path) -> Path:
     return saved(tmp_path / "teacher")
 
 
-def by_hand(trainer: Trainer, e: Completions, folder: Path, contexts: list[list[int] | None]) -> torch.Tensor:
-    """The sum over all tokens of the KL of the policy from the teacher, over all tokens that both models have."""
+def reverse(own: torch.Tensor, taught: torch.Tensor) -> torch.Tensor:
+    """[T] the KL of the student from the teacher, whose log-probs are [T, V]."""
+    return (own.exp() * (own - taught)).sum(1)
+
+
+def jensen_shannon(own: torch.Tensor, taught: torch.Tensor) -> torch.Tensor:
+    """[T] with a share of 0.3 of the teacher in the mixture."""
+    mixed = (0.7 * own.exp() + 0.3 * taught.exp()).log()
+    return 0.3 * (taught.exp() * (taught - mixed)).sum(1) + 0.7 * (own.exp() * (own - mixed)).sum(1)
+
+
+def by_hand(
+    trainer: Trainer, e: Completions, folder: Path, contexts: list[list[int] | None], apart: Apart = reverse
+) -> torch.Tensor:
+    """The sum over all tokens of the divergence from the teacher, over all tokens that both models have."""
     student, other = task_of(trainer).policy.language.model, AutoModelForCausalLM.from_pretrained(folder)
     size, total = student.config.vocab_size, torch.zeros(())
     for row, context in enumerate(contexts):
@@ -57,12 +73,12 @@ def by_hand(trainer: Trainer, e: Completions, folder: Path, contexts: list[list[
             logits = model(input_ids=whole).logits[0, len(before) - 1 : -1].float()
             found.append(logits.log_softmax(1)[:, :size])
         own, taught = found[0], found[1].detach()
-        total = total + (own.exp() * (own - taught)).sum()
+        total = total + apart(own, taught).sum()
     return total
 
 
 def test_all_completions_are_taught_on_their_own_tokens(small_text: list[str], teacher: Path, tmp_path: Path) -> None:
-    trainer = trainer_of(small_text, tmp_path / "run", ALL, f"model.teacher={teacher}")
+    trainer = trainer_of(small_text, tmp_path / "run", ALL, f"model.teachers=[{{path: {teacher}}}]")
     _, e = trainer.collect(0)
     tokens = int(e.lengths.sum())
     assert trainer.objective.rows(e, 0, None) == tokens
@@ -74,9 +90,137 @@ def test_all_completions_are_taught_on_their_own_tokens(small_text: list[str], t
     same_gradient(trainer, mine)
 
 
+def test_a_divergence_between_the_two_kl(small_text: list[str], teacher: Path, tmp_path: Path) -> None:
+    lines = [ALL.replace("}", ", direction: jsd, beta: 0.3}"), f"model.teachers=[{{path: {teacher}}}]"]
+    trainer = trainer_of(small_text, tmp_path / "run", *lines)
+    _, e = trainer.collect(0)
+    mine = gradient(trainer, e, torch.zeros(12))
+    contexts = [e.context(row) for row in range(12)]
+    (by_hand(trainer, e, teacher, contexts, jensen_shannon) / e.lengths.sum()).backward()
+    same_gradient(trainer, mine)
+
+
+@pytest.mark.parametrize("others", ["policy", "none"])
+def test_rewards_train_the_taught_completions_too(small_text, teacher, tmp_path: Path, others: str) -> None:
+    """KDRL. Where an extension says who is taught, `others` says what becomes of the others."""
+    lines = [f"objective={{name: distilled, others: {others}, both: true, weight: 0.4, top: 1000}}"]
+    lines += [f"model.teachers=[{{path: {teacher}}}]"]
+    lines += ["extensions=[{name: teacher, template: '{solution} {prompt}', success: -0.4, failed: false}]"]
+    trainer = trainer_of(small_text, tmp_path / "run", *lines)
+    _, e = trainer.collect(0)
+    contexts = [[5, *e.context(row)] if row in (2, 7) else None for row in range(12)]
+    e = replace(e, teachers=contexts)
+    advantages = torch.linspace(-1, 1, 12)
+    mine = gradient(trainer, e, advantages)
+    log_probs, mask = task_of(trainer).policy.log_probs(e, range(12))
+    if others == "none":
+        mask = mask & torch.tensor([context is not None for context in contexts])[:, None]
+    loss = policy_loss(log_probs, None, advantages, mask, denom=float(mask.sum()))[0]
+    (loss + 0.4 * by_hand(trainer, e, teacher, contexts) / mask.sum()).backward()
+    same_gradient(trainer, mine)
+    record = trainer.iterate(0)
+    assert record["distillation"] > 0
+    assert "ratio/mean" in record
+
+
+def given_answers(folder: Path) -> list[str]:
+    """Overrides of a run that learns a teacher's predictions on answers of the data."""
+    prompts = folder / "answered.jsonl"
+    prompts.write_text("".join(f'{{"prompt": "{k}+2=", "solution": "{k + 2}"}}\n' for k in range(4)))
+    form = "rollout={prompts: 3, group: 1, tokens: 60, form: {name: given, columns: [solution]}}"
+    return [ALL, form, f"data={{train: {prompts}, heldout: null}}", "evaluate.rewards=null"]
+
+
+def test_answers_of_the_data_are_distilled(small_text: list[str], teacher: Path, tmp_path: Path) -> None:
+    """GKD with lambda 0: nothing is sampled, and no reward has a part in the loss."""
+    lines = [*given_answers(tmp_path), f"model.teachers=[{{path: {teacher}}}]"]
+    trainer = trainer_of(small_text, tmp_path / "run", *lines)
+    _, e = trainer.collect(0)
+    assert not e.drawn
+    assert len(e.samples) == 3
+    mine = gradient(trainer, e, torch.linspace(-1, 1, 3))
+    (by_hand(trainer, e, teacher, [e.context(row) for row in range(3)]) / e.lengths.sum()).backward()
+    same_gradient(trainer, mine)
+    record = trainer.iterate(0)
+    assert record["distillation"] > 0
+    assert "sampler_gap" not in record
+
+
+def test_rewards_of_given_answers_are_refused(small_text: list[str], teacher: Path, tmp_path: Path) -> None:
+    lines = [
+        *given_answers(tmp_path),
+        f"model.teachers=[{{path: {teacher}}}]",
+        "advantage={baseline: none, scale: none}",
+    ]
+    with pytest.raises(RecipeError, match="without `both` and without extension teacher"):
+        load_recipe("text", [*small_text, *lines, "objective.both=true"])
+    load_recipe("text", [*small_text, *lines])
+
+
+def test_a_prompt_may_have_one_completion(small_text: list[str], teacher: Path, tmp_path: Path) -> None:
+    """Nothing is compared, unless rewards have a part in the loss."""
+    lines = ["rollout.group=1", f"model.teachers=[{{path: {teacher}}}]"]
+    trainer = trainer_of(small_text, tmp_path / "run", ALL, *lines)
+    assert trainer.iterate(0)["distillation"] > 0
+    with pytest.raises(RecipeError, match="a group of one has no baseline"):
+        load_recipe("text", [*small_text, *lines, "objective={name: distilled, both: true}"])
+
+
+@pytest.fixture
+def two(small_text: list[str], teacher: Path, tmp_path: Path) -> tuple[list[str], dict[str, Path]]:
+    """Overrides of a run with two teachers, and their folders by the name that a prompt says."""
+    folders = {"sums": teacher, "others": saved(tmp_path / "second", seed=11)}
+    prompts = tmp_path / "taught.jsonl"
+    names = ("sums", "others", "sums", "others", "sums")
+    prompts.write_text("".join(f'{{"prompt": "{k}+2=", "teacher": "{name}"}}\n' for k, name in enumerate(names)))
+    listed = ", ".join(f"{{name: {name}, path: {folder}}}" for name, folder in folders.items())
+    return [*small_text, ALL, f"model.teachers=[{listed}]", f"data={{train: {prompts}, heldout: null}}"], folders
+
+
+def test_each_prompt_has_its_own_teacher(two: tuple[list[str], dict[str, Path]], tmp_path: Path) -> None:
+    words, folders = two
+    # All twelve completions are one batch, which both teachers read.
+    trainer = trainer_of(words, tmp_path / "run", "rollout.tokens=1000")
+    _, e = trainer.collect(0)
+    assert set(e.taught_by) == {"sums", "others"}
+    mine = gradient(trainer, e, torch.zeros(12))
+    total = torch.zeros(())
+    for name, folder in folders.items():
+        own = [e.context(k) if e.taught_by[p] == name else None for k, p in enumerate(e.prompt_of_sample)]
+        total = total + by_hand(trainer, e, folder, own)
+    (total / e.lengths.sum()).backward()
+    same_gradient(trainer, mine)
+
+
+@pytest.mark.slow
+def test_a_run_with_two_teachers_resumes_to_the_last_bit(
+    two: tuple[list[str], dict[str, Path]], tmp_path: Path
+) -> None:
+    words, _ = two
+    same_when_resumed("text", [*words, "optimizer.updates=2", "run.iterations=3"], tmp_path)
+
+
+def test_one_model_with_two_names_is_held_once(two: tuple[list[str], dict[str, Path]], tmp_path: Path) -> None:
+    words, folders = two
+    listed = ", ".join(f"{{name: {name}, path: {folders['sums']}}}" for name in folders)
+    trainer = trainer_of(words, tmp_path / "run", f"model.teachers=[{listed}]")
+    first, second = trainer.objective._teachers.values()  # type: ignore[attr-defined]
+    assert first.language.model is second.language.model
+
+
+def test_a_prompt_that_names_no_teacher_is_told(two: tuple[list[str], dict[str, Path]], tmp_path: Path) -> None:
+    words, _ = two
+    prompts = tmp_path / "untaught.jsonl"
+    names = ("sums", "sums", "maths")
+    prompts.write_text("".join(f'{{"prompt": "{k}+2=", "teacher": "{name}"}}\n' for k, name in enumerate(names)))
+    [fault] = check(load_recipe("text", [*words, f"data.train={prompts}"])).texts("fault")
+    assert "has teacher 'maths', and model.teachers has several; write one of sums, others there" in fault
+    assert f"{prompts}" in fault
+
+
 def test_a_teacher_reads_the_contexts_of_extension_teacher(small_text, teacher, tmp_path: Path) -> None:
     more = "extensions=[{name: teacher, template: '{solution} {prompt}', success: -0.4, failed: false}]"
-    trainer = trainer_of(small_text, tmp_path / "run", ALL, f"model.teacher={teacher}", more)
+    trainer = trainer_of(small_text, tmp_path / "run", ALL, f"model.teachers=[{{path: {teacher}}}]", more)
     _, e = trainer.collect(0)
     contexts = [[5, 6, *e.context(row)] if row in (2, 7) else None for row in range(12)]
     e = replace(e, teachers=contexts)
@@ -88,35 +232,41 @@ def test_a_teacher_reads_the_contexts_of_extension_teacher(small_text, teacher, 
 def test_rows_of_a_table_that_are_no_tokens_are_never_taught(small_text: list[str], tmp_path: Path) -> None:
     """Tables of one family of models have different numbers of spare rows."""
     wide = saved(tmp_path / "wide", more=40)
-    trainer = trainer_of(small_text, tmp_path / "run", ALL, f"model.teacher={wide}")
+    trainer = trainer_of(small_text, tmp_path / "run", ALL, f"model.teachers=[{{path: {wide}}}]")
     record = trainer.iterate(0)
     assert record["distillation"] > 0
     assert record["grad_norm"] > 0
 
 
 def test_the_student_comes_closer_and_the_teacher_stays(small_text: list[str], teacher: Path, tmp_path: Path) -> None:
-    trainer = trainer_of(small_text, tmp_path / "run", ALL, f"model.teacher={teacher}", "run.iterations=12")
+    trainer = trainer_of(
+        small_text, tmp_path / "run", ALL, f"model.teachers=[{{path: {teacher}}}]", "run.iterations=12"
+    )
     before = {name: value.clone() for name, value in load_language_model(str(teacher)).model.state_dict().items()}
     found = [trainer.iterate(k) for k in range(12)]
     assert found[0]["ratio/first_error"] == 0.0
     assert sum(one["distillation"] for one in found[-3:]) < 0.7 * sum(one["distillation"] for one in found[:3])
     assert not any("ratio/mean" in one for one in found)
-    frozen = trainer.objective._teacher.language.model  # type: ignore[attr-defined]
+    frozen = trainer.objective._teachers["teacher"].language.model  # type: ignore[attr-defined]
     assert all(torch.equal(value, before[name]) for name, value in frozen.state_dict().items())
     assert not any(parameter.requires_grad for parameter in frozen.parameters())
 
 
 @pytest.mark.slow
 def test_a_run_with_a_teacher_resumes_to_the_last_bit(small_text: list[str], teacher: Path, tmp_path: Path) -> None:
-    words = [*small_text, ALL, f"model.teacher={teacher}", "run.iterations=2"]
+    words = [*small_text, ALL, f"model.teachers=[{{path: {teacher}}}]", "run.iterations=2"]
     same_when_resumed("text", words, tmp_path)
 
 
 def test_rewards_that_have_no_part_in_the_loss_are_no_symptom(small_text, teacher, tmp_path: Path) -> None:
-    recipe = load_recipe("text", [*small_text, ALL, f"model.teacher={teacher}"])
+    recipe = load_recipe("text", [*small_text, ALL, f"model.teachers=[{{path: {teacher}}}]"])
     assert not rewarded(recipe)
-    assert rewarded(load_recipe("text", [*small_text, "objective=distilled", f"model.teacher={teacher}"]))
-    trainer = trainer_of(small_text, tmp_path / "run", ALL, f"model.teacher={teacher}")
+    both = "objective={name: distilled, both: true}"
+    assert not rewarded(
+        load_recipe("text", [*small_text, "objective=distilled", f"model.teachers=[{{path: {teacher}}}]"])
+    )
+    assert rewarded(load_recipe("text", [*small_text, both, f"model.teachers=[{{path: {teacher}}}]"]))
+    trainer = trainer_of(small_text, tmp_path / "run", ALL, f"model.teachers=[{{path: {teacher}}}]")
     assert not trainer.symptoms.rewarded
     record = {"reward/nines": 0.0, "advantage/largest": 0.0, "grad_norm": 1.0}
     assert [trainer.symptoms.iteration(record) for _ in range(30)] == [[]] * 30
@@ -124,12 +274,13 @@ def test_rewards_that_have_no_part_in_the_loss_are_no_symptom(small_text, teache
 
 def test_memory_of_a_teacher_is_estimated(small_text: list[str], teacher: Path) -> None:
     plain, taught = (
-        estimate_text(load_recipe("text", [*small_text, *more]), []) for more in ((), (ALL, f"model.teacher={teacher}"))
+        estimate_text(load_recipe("text", [*small_text, *more]), [])
+        for more in ((), (ALL, f"model.teachers=[{{path: {teacher}}}]"))
     )
     model = load_language_model(str(teacher)).model
     held = sum(one.numel() * one.element_size() for one in (*model.parameters(), *model.buffers()))
-    assert "teacher" not in plain.resting
-    assert taught.resting["teacher"] == held
+    assert "teachers" not in plain.resting
+    assert taught.resting["teachers"] == held
 
 
 def test_a_teacher_with_other_tokens_is_refused(small_text: list[str], tmp_path: Path) -> None:
@@ -137,14 +288,25 @@ def test_a_teacher_with_other_tokens_is_refused(small_text: list[str], tmp_path:
     with pytest.raises(
         ValueError, match=r"2 differ, such as 'eight', 'seven'\).*use a teacher with the same tokenizer"
     ):
-        trainer_of(small_text, tmp_path / "run", ALL, f"model.teacher={other}")
+        trainer_of(small_text, tmp_path / "run", ALL, f"model.teachers=[{{path: {other}}}]")
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["model.teacher=arithmetic"], "only objective distilled learns from model.teacher, and objective is tokens"),
-        (["objective=distilled"], "add extension teacher, or name another model as model.teacher"),
+        (
+            ["model.teachers=[{path: arithmetic}]"],
+            "only objective distilled learns from model.teachers, and objective is tokens",
+        ),
+        (["objective=distilled"], "add extension teacher, or name another model in model.teachers"),
+        (
+            ["objective={name: distilled, beta: 0.3}", "model.teachers=[{path: arithmetic}]"],
+            "mixes the two distributions with `beta`, and objective.direction is reverse; use objective.direction jsd",
+        ),
+        (
+            [ALL, "model.teachers=[{path: arithmetic}, {name: sums, path: arithmetic}]"],
+            "2 teachers, and number 0 has no name",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused(words: list[str], said: str) -> None:
@@ -154,6 +316,6 @@ def test_what_does_not_go_together_is_refused(words: list[str], said: str) -> No
 
 
 def test_a_teacher_that_is_not_there_is_told_before_a_model_is_loaded(small_text: list[str], tmp_path: Path) -> None:
-    [fault] = check(load_recipe("text", [*small_text, ALL, f"model.teacher={tmp_path}/no"])).texts("fault")
-    assert fault.startswith("model.teacher: ")
+    [fault] = check(load_recipe("text", [*small_text, ALL, f"model.teachers=[{{path: {tmp_path}/no}}]"])).texts("fault")
+    assert fault.startswith("model.teachers.0.path ")
     assert f"{tmp_path}/no" in fault

@@ -246,3 +246,15 @@ def test_a_lora_of_another_model_is_refused(random_pipeline, tmp_path) -> None:
     save_file({name: torch.ones(shape) for name, shape in shapes.items()}, file)
     with pytest.raises(ValueError, match=r"has no layer other\.to_q; use a LoRA of this model"):
         trainer_of(random_pipeline, tmp_path / "run", taught_by(file))
+
+
+@pytest.mark.slow
+def test_a_prompt_may_have_one_image(random_pipeline: Path, tmp_path: Path) -> None:
+    """No image is compared with another, so one is enough. Rewards that are compared need two."""
+    more = ("rollout={prompts: 2, group: 1, batch: 2}", "sampler.steps=4", taught_by(None, guidance_scale=3.0))
+    trainer = trainer_of(random_pipeline, tmp_path / "run", *more)
+    record = trainer.iterate(0)
+    assert record["taught"] > 0
+    assert record["grad_norm"] > 0
+    with pytest.raises(ValueError, match="a group of one has no baseline"):
+        trainer_of(random_pipeline, tmp_path / "other", "rollout={prompts: 2, group: 1, batch: 2}", name="mixgrpo")

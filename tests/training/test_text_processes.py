@@ -100,12 +100,15 @@ def test_so_they_do_by_parts(overrides: list[str], tmp_path: Path) -> None:
          "objective={name: distilled, top: 5}"],
         ["extensions=[{name: exploration, threshold: 3.4}]", "objective={name: guided, surrogate: hapo}",
          "rollout.form={name: expert, success: 99}"],
+        ["model.teachers=[{name: a, path: arithmetic}, {name: b, path: 'arithmetic:untrained'}]",
+         "objective={name: distilled, both: true, direction: jsd, top: 5}"],
     ],
-    ids=["distilled", "guided"],
+    ids=["distilled", "guided", "frozen teachers"],
 )  # fmt: skip
 def test_so_they_do_with_teachers_and_with_an_expert(overrides: list[str], tmp_path: Path, lines: list[str]) -> None:
     prompts = tmp_path / "answered.jsonl"
-    prompts.write_text("".join(f'{{"prompt": "{k}+2=", "answer": {k + 2}}}\n' for k in range(4)))
+    rows = "".join(f'{{"prompt": "{k}+2=", "answer": {k + 2}, "teacher": "{"ab"[k % 2]}"}}\n' for k in range(4))
+    prompts.write_text(rows)
     records = both([*overrides, f"data={{train: {prompts}, heldout: null}}", *lines], tmp_path)
     assert records[0]["ratio/first_error"] == 0.0
     assert max(records[0].get("distillation") or 0.0, records[0].get("expert_loss") or 0.0) > 0

@@ -6,7 +6,7 @@ from typing import Any
 
 from ...parts.choice import Choice, value_at
 from ...parts.needs import SOMETHING, STATED, Need, idle
-from ...parts.traits import offering, trained
+from ...parts.traits import offering, rewarded, trained
 
 PLAN, PROBE = "sampler.plan", "sampler.plan.probe"
 """Keys of recipes that belong to other parts."""
@@ -55,7 +55,7 @@ def one_tree(recipe: Any, choice: Choice) -> list[str]:
 
 def group_of_two(recipe: Any, choice: Choice) -> list[str]:
     """A need of groups in which a sample has another sample to compare with."""
-    if recipe.task != "text" or recipe.rollout.group >= 2 or choice.get("baseline") == "none":
+    if recipe.task != "text" or recipe.rollout.group >= 2 or choice.get("baseline") == "none" or not rewarded(recipe):
         return []
     free = ", or advantage.baseline none" if "baseline" in choice.options else ""
     return [f"rollout.group is {recipe.rollout.group}: a group of one has no baseline; use 2 or more{free}"]

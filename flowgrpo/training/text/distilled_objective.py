@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import torch
 from torch import Tensor
 
-from ...core.distillation import coarse_kl
+from ...core.distillation import Direction, coarse_divergence
 from ...core.surrogates import clip
 from ...parts.choice import Choice, Of, given_names
-from ...parts.needs import needs
-from ...parts.ranges import Count, NotNegative, Positive
-from ...parts.traits import offered
-from .frozen_teacher import frozen_teacher, shared_tokens
+from ...parts.needs import Need, needs
+from ...parts.ranges import Count, Inside, NotNegative, Positive
+from ...parts.traits import offered, rewarded
+from .frozen_teacher import frozen_teachers, shared_tokens
 from .self_teacher import Target, predicted, teachers_of
 from .text_objective import ScoredTokens
 from .token_objective import TokenObjective, of_tokens
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 def _has_teacher(recipe: TextRecipe, choice: Choice) -> list[str]:
     """Faults of a recipe: nothing says what the teacher knows, or the surrogate measures logits too."""
     faults = []
-    if not offered(recipe, "teachers") and recipe.model.teacher is None:
+    if not offered(recipe, "teachers") and not recipe.model.teachers:
         faults.append(
             f"text objective {choice.short} distils what the policy predicts when it knows more, and nothing says what "
-            "it then knows; add extension teacher, or name another model as model.teacher"
+            "it then knows; add extension teacher, or name another model in model.teachers"
         )
     if "curvature" in given_names(choice["surrogate"].target):
         faults.append(
@@ -45,7 +45,11 @@ def _has_teacher(recipe: TextRecipe, choice: Choice) -> list[str]:
     return faults
 
 
-@needs(of_tokens, _has_teacher)
+@needs(
+    of_tokens,
+    _has_teacher,
+    Need("objective.direction", ("jsd",), "mixes the two distributions with `beta`", unless="beta"),
+)
 class DistilledObjective(TokenObjective):
     """Completions that have a teacher are distilled, and a surrogate trains the others (SRPO, 2604.02288).
 
@@ -54,21 +58,27 @@ class DistilledObjective(TokenObjective):
     teacher, which has no gradient. With `others: none` and teachers for all completions, this is SDPO (2601.20802). A
     batch is divided by the number of all its tokens.
 
-    With `model.teacher`, the teacher is another model, frozen (on-policy distillation; GKD 2306.13649). It reads the
+    With `model.teachers`, the teacher is another model, frozen (on-policy distillation; GKD 2306.13649). It reads the
     prompts of the policy, and teaches all completions. With extension `teacher` beside it, it reads the extension's
-    contexts instead, and teaches the completions that have one.
+    contexts instead, and teaches the completions that have one. With `both`, rewards train the taught completions too
+    (KDRL, 2506.02208).
 
     Args:
         recipe: what to do.
         policy: scores completions.
         controls: coefficients that move; this objective has none.
-        surrogate: the surrogate of the ratio of tokens, for completions without a teacher.
+        surrogate: the surrogate of the ratio of tokens, for completions that are trained by their rewards.
         others: whether completions without a teacher are trained by the surrogate, or not at all.
-        weight: weight of the KL.
-        direction: `reverse` is the KL of the policy from its teacher, `forward` the KL of the teacher from the policy.
-        top: the KL is over so many tokens that are likeliest for the teacher, and one bin for all other tokens.
-        doubt: the KL of a token has the weight e^(-doubt H), where H is the teacher's entropy in nats. So an unsure
-            teacher teaches less.
+        both: whether completions with a teacher are trained by the surrogate, too. Then `weight` says how much the
+            teacher counts beside the rewards.
+        weight: weight of the divergence.
+        direction: `reverse` is the KL of the policy from its teacher, `forward` the KL of the teacher from the policy,
+            `jsd` the generalised Jensen-Shannon divergence, which lies between them and is bounded.
+        beta: for `jsd`, the share of the teacher in the mixture with which both are compared (GKD, Eq. 2); 0.5 if left
+            out. Near 0 its gradient is that of beta times the forward KL, near 1 of 1 - beta times the reverse KL.
+        top: the divergence is over so many tokens that are likeliest for the teacher, and one bin for all other tokens.
+        doubt: the divergence of a token has the weight e^(-doubt H), where H is the teacher's entropy in nats. So an
+            unsure teacher teaches less.
     """
 
     def __init__(
@@ -79,19 +89,25 @@ class DistilledObjective(TokenObjective):
         *,
         surrogate: Annotated[Callable[..., Tensor], Of("surrogate", "clip")] = clip,
         others: Literal["policy", "none"] = "policy",
+        both: bool = False,
         weight: Positive = 1.0,
-        direction: Literal["reverse", "forward"] = "reverse",
+        direction: Direction = "reverse",
+        beta: Inside | None = None,
         top: Count = 20,
         doubt: NotNegative = 0.0,
     ) -> None:
         super().__init__(recipe, policy, controls, surrogate=surrogate)
-        self.others, self.kl_weight, self.direction, self.top, self.doubt = others, weight, direction, top, doubt
+        self.others, self.both, self.kl_weight, self.top, self.doubt = others, both, weight, top, doubt
+        self._apart = partial(coarse_divergence, direction=direction, beta=0.5 if beta is None else beta)
         self._temperature = recipe.generation.temperature
         self._target: Target | None = None
-        self._teacher, self._tokens = policy, None
-        if recipe.model.teacher is not None:
-            self._teacher = frozen_teacher(policy, recipe.model.teacher)
-            self._tokens = shared_tokens(policy.language)
+        self._teachers = frozen_teachers(policy)
+        self._tokens = shared_tokens(policy.language) if self._teachers else None
+
+    @property
+    def _reinforces(self) -> bool:
+        """Whether the surrogate trains any completions."""
+        return rewarded(self.recipe) and (self.both or self.others == "policy")
 
     def rows(self, experience: Completions, part: int, keep: Tensor | None) -> int:
         """How many tokens a part has; with `others: none`, in completions that have a teacher."""
@@ -104,13 +120,26 @@ class DistilledObjective(TokenObjective):
     def _scored(
         self, experience: Completions, batch: list[int], advantages: Tensor, keep: Tensor | None
     ) -> ScoredTokens:
-        contexts = self._contexts(experience)
-        self._target = predicted(self._teacher, experience, contexts, batch, self.top, self._tokens)
+        self._target = self._predicted(experience, batch)
         return super()._scored(experience, batch, advantages, keep)
+
+    def _predicted(self, experience: Completions, batch: list[int]) -> Target | None:
+        """What the teachers of a batch predict; None if none of its completions has a teacher."""
+        contexts = self._contexts(experience)
+        if not self._teachers:
+            return predicted(self.policy, experience, contexts, batch, self.top)
+        of_rows = [experience.taught_by[prompt] for prompt in experience.prompt_of_sample]
+        found: Target | None = None
+        for name, teacher in self._teachers.items():
+            own = [context if of == name else None for context, of in zip(contexts, of_rows)]
+            target = predicted(teacher, experience, own, batch, self.top, self._tokens)
+            if target is not None:
+                found = target if found is None else found.beside(target)
+        return found
 
     def _contexts(self, experience: Completions) -> Sequence[list[int] | None]:
         """What the teacher of each completion reads before it; None for a completion without a teacher."""
-        if self._teacher is not self.policy and experience.teachers is None:
+        if self._teachers and experience.teachers is None:
             return [experience.context(row) for row in range(len(experience.samples))]
         return teachers_of(experience)
 
@@ -121,14 +150,15 @@ class DistilledObjective(TokenObjective):
         target, mask = self._target, scored.mask
         taught = torch.zeros_like(mask) if target is None else mask & target.taught[:, None]
         rest = mask & ~taught if self.others == "policy" else torch.zeros_like(mask)
+        rest = rest | taught if self.both else rest
         loss, metrics = super()._loss(experience, replace(scored, mask=rest), rows)
-        if self.others == "none":
+        if not self._reinforces:
             # No token has a ratio that counts, and a mean over none would be reported as lost.
             metrics = {"loss": metrics["loss"]}
         if target is None or scored.measured is None:
             return loss, metrics
         student = scored.measured + scored.log_probs[..., None]
-        apart = coarse_kl(student, target.log_probs, direction=self.direction)
+        apart = self._apart(student, target.log_probs)
         lost = torch.where(taught, (-self.doubt * target.entropy).exp() * apart, 0.0).sum()
         metrics["distillation"] = torch.stack([lost.detach(), taught.sum().to(lost)])
         metrics["loss"] = metrics["loss"] + torch.stack([self.kl_weight * lost.detach(), taught.sum().to(lost)])

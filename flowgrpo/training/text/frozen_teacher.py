@@ -1,4 +1,4 @@
-"""Another language model, frozen, from which the policy learns on its own completions."""
+"""Other language models, frozen, from which the policy learns on its own completions."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import copy
 from typing import TYPE_CHECKING
 
 from ..model_paths import language_folder, loading_options
+from ..teachers import named
 
 if TYPE_CHECKING:
     # This imports the libraries of models, and a recipe is read without them.
@@ -16,16 +17,24 @@ SHOWN = 3
 """How many tokens an error names."""
 
 
-def frozen_teacher(policy: TextPolicy, path: str) -> TextPolicy:
-    """A policy whose model is another one, on the same device. It scores completions, and is not trained.
+def frozen_teachers(policy: TextPolicy) -> dict[str, TextPolicy]:
+    """The teachers of a run by name, each a policy with another model on the same device. They are not trained.
 
     Args:
         policy: the policy that learns.
-        path: the folder or hub id of the other model.
 
     Raises:
         ValueError: there is no such model, it cannot be loaded, or its tokens are not the policy's tokens.
     """
+    loaded: dict[str, TextPolicy] = {}
+    found: dict[str, TextPolicy] = {}
+    for name, teacher in named(policy.recipe.model.teachers).items():
+        # Two names may be two columns of one model, and its weights are held once.
+        found[name] = loaded[teacher.path] = loaded.get(teacher.path) or _frozen(policy, teacher.path)
+    return found
+
+
+def _frozen(policy: TextPolicy, path: str) -> TextPolicy:
     from ...text.model import load_language_model
 
     language = load_language_model(language_folder(path), **loading_options(policy.recipe.model))
@@ -43,7 +52,7 @@ def _require_same_tokens(student: LanguageModel, teacher: LanguageModel, path: s
     if differ:
         named = ", ".join(repr(token) for token in differ[:SHOWN])
         raise ValueError(
-            f"model.teacher {path} has other tokens than the model ({len(differ):,} differ, such as {named}); a "
+            f"model.teachers: {path} has other tokens than the model ({len(differ):,} differ, such as {named}); a "
             "teacher reads the tokens of the model's completions, so use a teacher with the same tokenizer"
         )
 

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Target:
-    """What the teachers of a batch of R completions of up to T tokens predict.
+    """What one or several teachers of a batch of R completions of up to T tokens predict.
 
     Attributes:
-        taught: [R] bool, completions that have a teacher. The other attributes are 0 for the others.
+        taught: [R] bool, completions that have one of these teachers. The other attributes are 0 for the others.
         ids: [R, T, K] the tokens that are likeliest for the teacher.
         log_probs: [R, T, K] their log-probs under the teacher.
         entropy: [R, T] of the teacher, in nats.
@@ -39,6 +39,13 @@ class Target:
         Equal completions have one teacher, see `teachers_of`, so it does not matter which of them is scored.
         """
         return relative_logits(logits, ids, self.ids[list(rows), first : first + ids.shape[1]], temperature)
+
+    def beside(self, other: Target) -> Target:
+        """What these teachers and others predict for one batch. No completion has two teachers."""
+        return Target(
+            self.taught | other.taught, self.ids + other.ids, self.log_probs + other.log_probs,
+            self.entropy + other.entropy,
+        )  # fmt: skip
 
 
 def teachers_of(experience: Completions) -> list[list[int] | None]:

@@ -48,8 +48,9 @@ class Completions:
         own: B lists that say which tokens the policy drew, and are trained; all tokens if left out.
         counted: whether each completion is compared and trained; all are if left out.
         told: what the index of samples says about each completion.
-        teachers: for each completion, token ids that precede it when the policy is its own teacher, or None if it has
-            no teacher; no completion has one if left out.
+        teachers: for each completion, token ids that precede it when its teacher reads it, or None if it has no
+            teacher; an extension gives them.
+        taught_by: the name of each prompt's frozen teacher; empty if the recipe has none.
         drawn: whether the policy drew the completions. If not, the data have given them, and `sampled` has no
             log-probs.
     """
@@ -67,6 +68,7 @@ class Completions:
     counted: list[bool] | None = None
     told: list[dict[str, Any]] | None = None
     teachers: list[list[int] | None] | None = None
+    taught_by: tuple[str, ...] = ()
     drawn: bool = True
     columns: int = field(default=STRETCHES, init=False)
 

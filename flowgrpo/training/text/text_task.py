@@ -18,6 +18,7 @@ from ..losses.objective import Objective
 from ..planning import budget_line, clip_of, parts_line
 from ..reporting.clock import Clock
 from ..tasks import Decoded, PolicyTask, Score, trained_numbers
+from ..teachers import teachers_of
 from .forms import PLAIN
 from .text_policy import Completions, TextPolicy, complete_seeded
 from .writing import Writer
@@ -79,7 +80,10 @@ class TextTask(PolicyTask):
                 seen=lambda done: count(min(done, len(rows) * group), len(rows) * group),
             )  # fmt: skip
         drop = bool(recipe.objective.get("drop_truncated"))
-        return replace(found, updates=len(cuts) + 1, cuts=tuple(cuts), drop_truncated=drop)
+        return replace(
+            found, updates=len(cuts) + 1, cuts=tuple(cuts), drop_truncated=drop,
+            taught_by=teachers_of(recipe.model, rows),
+        )  # fmt: skip
 
     def evaluation(
         self,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....parts.choice import Choice
 from ....parts.needs import Need, needs, one_round, unscored
-from ....parts.traits import offers
+from ....parts.traits import offers, rewarded
 
 if TYPE_CHECKING:
     # These import the libraries of models, and a recipe is read without them.
@@ -28,17 +28,33 @@ def _as_many_as_columns(recipe: Any, choice: Choice) -> list[str]:
     return []
 
 
+def _is_taught(recipe: Any, choice: Choice) -> list[str]:
+    if recipe.objective.name != "distilled" or not rewarded(recipe):
+        return []
+    return [
+        f"form {choice.short} gives completions that the policy did not draw, and objective distilled trains with "
+        "their rewards here; name a teacher in model.teachers, without `both` and without extension teacher"
+    ]
+
+
 @offers("given")
 @needs(
     _as_many_as_columns,
+    _is_taught,
     Need("generation.temperature", (1.0,), "gives completions that the policy did not draw, so nothing is sampled"),
-    Need("objective", ("answers",), "gives completions that the policy did not draw, and only whole answers need none"),
+    Need(
+        "objective",
+        ("answers", "distilled"),
+        "gives completions that the policy did not draw, and only whole answers and distillation need none",
+    ),
     one_round("trains on the completions of the data"),
 )
 def given(writer: Writer, *, columns: tuple[str, ...] = ("chosen", "rejected")) -> list[Attempt]:
     """No sampling: the data give the completions of each prompt, as in offline DPO (arXiv 2305.18290).
 
-    The rewards score the given completions. Reward `given` says how the data rank them. Evaluations sample.
+    The rewards score the given completions. Reward `given` says how the data rank them. Evaluations sample. With
+    objective `distilled`, a teacher says how likely it finds the tokens of these completions (supervised distillation;
+    GKD, 2306.13649, with lambda 0).
 
     Options:
         columns: columns of the training prompts with the completions, the best first: a text, or a conversation that
