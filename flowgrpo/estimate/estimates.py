@@ -14,7 +14,7 @@ from ..training.data import have_pictures, read_prompts
 from ..training.distributed.processes import Processes
 from ..training.images.images_beside import learned
 from ..training.planning import Forecast, compares_with_past, forecast, nfe_of, search_passes, steps_of
-from ..training.prompt_embeddings import kept_prompts, met_at_most
+from ..training.prompt_embeddings import SPARE_EMBEDDINGS, kept_prompts, met_at_most
 from . import UTILISATION
 from .disk import on_disk
 from .memory import SHARDING, Shares, at_once, passing, resting, waiting
@@ -22,6 +22,9 @@ from .models import Model, model_of
 
 GIB = 2**30
 UNKNOWN_PROMPTS = 10_000
+EMBEDDINGS = "prompt embeddings"
+MUCH_HOST_MEMORY = 32 * GIB
+"""Bytes of embeddings for one GPU from which the lines of an estimate say how there can be fewer."""
 
 
 @dataclass(frozen=True)
@@ -153,8 +156,9 @@ def estimate(
     heldout, heldout_known = _prompt_count(recipe.data.heldout) if recipe.data.heldout else (0, True)
     heldout = min(heldout, recipe.evaluate.prompts or heldout)
     cached = _cached_prompts(recipe, train, heldout, gpus) * model.prompt_bytes
-    stays = resting(recipe, model, expected, share, shares) | {"prompt embeddings": cached}
-    waits = {name: stays.pop(name) for name in waiting(recipe)}
+    near = min(cached, SPARE_EMBEDDINGS)
+    stays = resting(recipe, model, expected, share, shares) | {EMBEDDINGS: near}
+    waits = {name: stays.pop(name) for name in waiting(recipe)} | ({EMBEDDINGS: cached - near} if cached > near else {})
     steps = steps_of(recipe, evaluation=True)
     image = steps * shown.branches * shown.evaluation.forward + shown.decode_flops
     settings = recipe.evaluate
@@ -170,7 +174,7 @@ def estimate(
             stays.get(name, 0) for name in ("denoiser", "VAE", "image encoder", "other networks", "LoRA", "teachers")
         )
         + model.encoders
-        + cached,
+        + near,
         waiting=waits,
         disk=on_disk(recipe, model, heldout),
         flops=_flops(recipe, model, expected, share, _turns(recipe, gpus)),
@@ -239,7 +243,7 @@ def _flops(recipe: Recipe, model: Model, expected: Forecast, share: int, turns: 
 
 
 def _cached_prompts(recipe: Recipe, train: int, heldout: int, gpus: int) -> int:
-    """Largest number of prompts whose embeddings one GPU holds."""
+    """Largest number of prompts whose embeddings are kept for one GPU."""
     templates, share = max(len(recipe.data.templates), 1), math.ceil(heldout / gpus)
     most, penalty = kept_prompts(recipe, heldout), learned(recipe)
     beside = 0 if penalty is None else _prompt_count(penalty["source"])[0]
@@ -301,13 +305,7 @@ def table(found: Estimate) -> list[str]:
         f"{found.evaluations} evaluations{quick}",
     ]
     if found.peak > found.gpu.gib * GIB:
-        largest = max(found.resting, key=lambda name: found.resting[name], default="")
-        if largest == "prompt embeddings":
-            fewer = "write model.release_text_encoders: false" if found.released else "use fewer prompts"
-            mend = f"the embeddings of the prompts take most of it; {fewer}"
-        elif (
-            found.full and found.sharding is None and (rest := sum(found.resting.values()) / GIB) > 0.8 * found.gpu.gib
-        ):
+        if found.full and found.sharding is None and (rest := sum(found.resting.values()) / GIB) > 0.8 * found.gpu.gib:
             # The weights and what belongs to them do not become smaller with the batch, nor with more GPUs alone.
             mend = (
                 f"the weights and their copies take {rest:.0f} GiB at any batch; share them out among GPUs with "
@@ -316,6 +314,9 @@ def table(found: Estimate) -> list[str]:
         else:
             mend = "use a smaller rollout.batch or more GPUs"
         lines.append(f"  note: this is more memory than the GPU has; {mend}")
+    if found.waiting.get(EMBEDDINGS, 0) > MUCH_HOST_MEMORY:
+        fewer = "model.release_text_encoders: false" if found.released else "a smaller evaluate.prompts"
+        lines.append(f"  note: the embeddings of the prompts take much host memory for each GPU; write {fewer}")
     if not found.prompts_known:
         lines.append(f"  note: a prompt file that does not exist was counted as {UNKNOWN_PROMPTS:,} prompts")
     return lines

@@ -32,6 +32,7 @@ from ..training.images.sized_rollout import SizedPolicies
 from ..training.lora_start import begin
 from ..training.model_paths import DTYPES, call_arguments, load_pipeline, model_folder, quiet_libraries
 from ..training.planning import steps_of
+from ..training.prompt_embeddings import SPARE_EMBEDDINGS
 from ..training.prompts.prompt_rows import Size
 from ..training.session import flow_policy, lora_spec
 from ..weights.adapters import scale_adapters
@@ -202,7 +203,7 @@ class ImageModel:
     @cached_property
     def cache(self) -> PromptCache:
         """The cache that encodes prompts, one at a time as in a run."""
-        return PromptCache(self.pipe, self.call)
+        return PromptCache(self.pipe, self.call, spare=SPARE_EMBEDDINGS, overflow="cpu")
 
     def illustrated(self, rows: list[PromptRow], source: str | None) -> list[PromptRow]:
         """The prompts of a file, or of a command line, with their pictures, if the model takes any."""

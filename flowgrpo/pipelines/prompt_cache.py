@@ -60,6 +60,7 @@ class PromptCache:
         most: number of entries that are kept while the text encoders are loaded. The entry that was requested longest
             ago is dropped first, and is encoded again if it is requested again. None keeps all entries.
         spare: bytes; more than `most` entries are kept while all entries together need no more than this.
+        overflow: where entries are kept that come once the others need `spare` bytes; None keeps all on `device`.
         changes: for each kind of other calls, the arguments that they have in place of `call`'s. Each prompt then has
             an entry more for each kind that changes what is encoded, as guidance does, and `most` counts prompts.
 
@@ -74,6 +75,7 @@ class PromptCache:
         device: torch.device | str | None = None,
         most: int | None = None,
         spare: int = 0,
+        overflow: torch.device | str | None = None,
         changes: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         if "encode_prompt" in pipe.__dict__:
@@ -84,6 +86,7 @@ class PromptCache:
         self.pipe = pipe
         self.device = None if device is None else torch.device(device)
         self.most, self.spare = most if most is None else (1 + len(changes)) * most, spare
+        self.overflow = self.device if overflow is None else torch.device(overflow)
         self._bytes = 0
         self._latest: tuple[Any, Any] | None = None
         self._caller = PipelineCall(pipe, call or {})
@@ -154,7 +157,7 @@ class PromptCache:
                 self._unchanged = False
 
     def features(self, prompt: str) -> Tensor:
-        """A prompt's embeddings as one float32 vector: the mean of each embedding over its tokens, concatenated.
+        """A prompt's embeddings as one float32 vector on the CPU: the mean of each over its tokens, concatenated.
 
         Raises:
             ValueError: as in `encode`, or the pipeline has no `encode_prompt`.
@@ -170,7 +173,8 @@ class PromptCache:
         # Some classes put words of their own before a prompt; then this is the shortest text that ends with the prompt.
         entry = texts[prompt if prompt in texts else min((t for t in texts if t.endswith(prompt)), key=len)]
         parts = [part.float() for part in _tensors(entry) if part.is_floating_point()]
-        return torch.cat([part.reshape(-1, part.shape[-1]).mean(0) for part in parts])
+        # Entries may be on several devices.
+        return torch.cat([part.reshape(-1, part.shape[-1]).mean(0).cpu() for part in parts])
 
     def release(self, names: Sequence[str] | None = None, *, keep: bool = True) -> None:
         """Remove text encoders from the pipeline. Cached prompts still work.
@@ -246,9 +250,10 @@ class PromptCache:
             self._own.add(context)
         # The rows of one prompt share their texts. A key for each row would cost more than the rest of this method.
         marked = [(tuple(v if isinstance(v, str) else id(v) for v in row.values()), row) for row in _rows(texts)]
-        found = {mark: self._entry(context, row, others, counts) for mark, row in dict(marked).items()}
+        # Each prompt is moved once, not once for each of its rows.
+        found = {mark: _moved(self._entry(context, row, others, counts), target) for mark, row in dict(marked).items()}
         entries = [found[mark] for mark, _ in marked]
-        whole = _moved(entries[0] if len(entries) == 1 else joined(self._layouts[context], entries), target)
+        whole = entries[0] if len(entries) == 1 else joined(self._layouts[context], entries)
         # Every step of a rollout makes the same request.
         self._latest = (asked, whole) if asked is not None and _size(whole) <= self.spare else None
         return whole
@@ -276,8 +281,8 @@ class PromptCache:
                     one = encoded(1, {name: values[:1] for name, values in pair.items()})
                     self._layouts[context] = layout_of(one, encoded(2, pair))
                 found = encoded(1, {name: list(value) if name == _LIST else [value] for name, value in row.items()})
-            self._entries[key] = _moved(found, self.device)
-            self._bytes += _size(self._entries[key])
+            self._bytes += _size(found)
+            self._entries[key] = _moved(found, self.device if self._bytes <= self.spare else self.overflow)
         entry = self._entries[key] = self._entries.pop(key)
         if self.most is not None and not self._released:
             while len(self._entries) > self.most and self._bytes > self.spare:

@@ -12,9 +12,10 @@ from .images.images_beside import drawn, learned
 from .recipe_rounds import is_uneven
 
 SPARE_EMBEDDINGS = 64 * 2**20
-"""Bytes of prompt embeddings that are kept beyond `kept_prompts`.
+"""Bytes of prompt embeddings that are on the accelerator; others wait in host memory.
 
-They hold a dozen prompts of a large model, or all prompts of the embedded model."""
+So many bytes are also kept beyond `kept_prompts`. They hold a dozen prompts of a large model, or all prompts of the
+embedded model."""
 
 
 def kept_prompts(recipe: Recipe, heldout: int) -> int | None:

@@ -251,7 +251,7 @@ def load_flow_task(
     if model.compile:
         compile_blocks(pipe)
     cache = PromptCache(
-        pipe, call, most=kept_prompts(recipe, len(data.heldout)), spare=SPARE_EMBEDDINGS,
+        pipe, call, most=kept_prompts(recipe, len(data.heldout)), spare=SPARE_EMBEDDINGS, overflow="cpu",
         changes=recipe.other_calls,
     )  # fmt: skip
     if model.release_text_encoders:

@@ -15,7 +15,7 @@ from PIL import Image
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from flowgrpo.configs.image_recipe import ModelConfig
-from flowgrpo.estimate.estimates import GIB, estimate, table
+from flowgrpo.estimate.estimates import EMBEDDINGS, GIB, estimate, table
 from flowgrpo.estimate.models import Model, model_of
 from flowgrpo.pipelines.architectures import appended_tokens, architecture_of, built, latent_shape
 from flowgrpo.pipelines.conformance.conform import TINY
@@ -280,9 +280,11 @@ def test_models_that_take_a_picture_have_no_estimate(name: str, changes: dict[st
 
 
 @pytest.mark.parametrize(
-    ("released", "said"), [(True, "write model.release_text_encoders: false"), (False, "use fewer prompts")]
+    ("released", "said"), [(True, "write model.release_text_encoders: false"), (False, "a smaller evaluate.prompts")]
 )
-def test_embeddings_that_do_not_fit_have_a_remedy_that_is_not_yet_in_the_recipe(released: bool, said: str) -> None:
-    large = replace(estimate(recipe()), resting={"prompt embeddings": 200 * GIB, "gradients": 0}, released=released)
-    [note] = [line for line in table(large) if "most of it" in line]
+def test_embeddings_that_take_much_host_memory_have_a_remedy(released: bool, said: str) -> None:
+    large = replace(estimate(recipe()), waiting={EMBEDDINGS: 33 * GIB}, released=released)
+    [note] = [line for line in table(large) if "much host memory" in line]
     assert note.endswith(said)
+    few = replace(large, waiting={EMBEDDINGS: 3 * GIB})
+    assert not any("much host memory" in line for line in table(few))

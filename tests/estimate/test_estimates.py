@@ -20,6 +20,7 @@ from flowgrpo.estimate.models import model_of
 from flowgrpo.pipelines.architectures import architecture_of, built
 from flowgrpo.training.model_paths import model_folder
 from flowgrpo.training.planning import forecast
+from flowgrpo.training.prompt_embeddings import SPARE_EMBEDDINGS
 
 WINDOW = {"name": "frozen", "size": 2}
 ELEMENTS = 8 * 8 * 8
@@ -175,6 +176,18 @@ def test_released_text_encoders_are_there_only_while_prompts_are_encoded():
     # All prompts of the files are encoded then; in the other case those of two iterations and an evaluation are kept.
     assert kept.resting["prompt embeddings"] == (2 * 8 + 16 + 1) * model.prompt_bytes
     assert released.resting["prompt embeddings"] > kept.resting["prompt embeddings"]
+
+
+def test_embeddings_of_many_prompts_wait_in_host_memory(tmp_path: Path):
+    prompts, model = tmp_path / "many.txt", model_of(recipe().model)
+    count = 3 * SPARE_EMBEDDINGS // model.prompt_bytes
+    prompts.write_text("".join(f"prompt {number}\n" for number in range(count)))
+    lines = {"data": {"train": str(prompts), "heldout": None}, "run": {"iterations": count}}
+    found = of(model={"release_text_encoders": True}, **lines)
+    assert found.resting["prompt embeddings"] == SPARE_EMBEDDINGS
+    assert found.waiting["prompt embeddings"] == count * model.prompt_bytes - SPARE_EMBEDDINGS
+    assert any(line.startswith("    prompt embeddings (in host memory) ") for line in table(found))
+    assert "prompt embeddings" not in of(model={"release_text_encoders": False}, **lines).waiting
 
 
 def test_evaluations_that_are_guided_or_larger_cost_more_and_iterations_do_not():

@@ -6,13 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from accelerate import Accelerator
 
 from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
+from flowgrpo.training import session as session_module
 from flowgrpo.training.folder.run_folder import RunFolder
 from flowgrpo.training.session import Session
 from tests.simulated import SimulatedDevice, simulated_device
+from tests.training.test_text import numbers
 
 pytestmark = pytest.mark.slow
 
@@ -49,6 +52,22 @@ def require_there(session: Session, device: SimulatedDevice) -> None:
 def test_images(recipe: str, changes: list[str], other: SimulatedDevice, small: list[str], tmp_path: Path) -> None:
     own = [change for change in small if recipe == "mixgrpo_flash_guard" or not change.startswith("sampler.plan")]
     require_there(trained(recipe, [*own, *changes], tmp_path / "run"), other)
+
+
+def test_embeddings_beyond_a_bound_wait_in_host_memory(
+    other: SimulatedDevice, small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are moved where they are used, and no number of the run changes."""
+    near, found = trained("mixgrpo_flash_guard", small, tmp_path / "near"), []
+    monkeypatch.setattr(session_module, "SPARE_EMBEDDINGS", 1)
+    far = trained("mixgrpo_flash_guard", small, tmp_path / "far")
+    for session, name, device in ((near, "near", other.device), (far, "far", torch.device("cpu"))):
+        cache = session.task.policy.denoiser.pipe.encode_prompt.prompt_cache
+        tensors = [tensor for entry in cache._entries.values() for tensor in entry if isinstance(tensor, torch.Tensor)]
+        assert len(tensors) > 4
+        assert all(tensor.device == device for tensor in tensors)
+        found.append(numbers(tmp_path / name))
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize(
