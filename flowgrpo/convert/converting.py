@@ -17,9 +17,8 @@ from .conversion import Conversion
 from .foreign_text import TOOLS, read_mapping, read_source, tool_of
 from .from_flow_factory import from_flow_factory
 from .from_flow_grpo import from_flow_grpo
-from .from_trl import from_trl
-from .from_trl_dpo import from_trl_dpo, is_of_dpo
 from .recipe_text import fitted, recipe_text
+from .trl_trainers import convert_trl
 
 
 @dataclass(frozen=True)
@@ -59,8 +58,7 @@ def convert_file(file: str, tool: str | None = None, gpus: int | None = None) ->
         conversion = from_flow_grpo(path, function, gpus)
     else:
         given = read_mapping(path, text)
-        of_trl = from_trl_dpo if is_of_dpo(given) else from_trl
-        conversion = (of_trl if tool == "trl" else from_flow_factory)(path, given, gpus)
+        conversion = (convert_trl if tool == "trl" else from_flow_factory)(path, given, gpus)
     conversion.recipe["name"] = recipe_name(conversion.name)
     recipe = fitted(conversion)
     source = f"{shown_path(path)}{f':{function}' if function else ''} ({tool})"

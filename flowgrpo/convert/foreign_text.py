@@ -21,6 +21,7 @@ OF_FLOW_FACTORY = {"train", "model", "scheduler", "eval", "log", "data", "reward
 OF_TRL = {
     "num_generations", "max_completion_length", "per_device_train_batch_size", "gradient_accumulation_steps",
     "reward_funcs", "model_name_or_path", "loss_type", "scale_rewards", "learning_rate", "output_dir",
+    "teacher_model_name_or_path",
 }  # fmt: skip
 OF_FLOWGRPO = {"sampler", "rollout", "optimizer", "objective", "generation"}
 

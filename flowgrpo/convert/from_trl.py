@@ -1,14 +1,18 @@
-"""A GRPOConfig of TRL as a recipe: a YAML file as `trl grpo --config` takes it, or the JSON of `training_args`."""
+"""A configuration of TRL for a trainer that samples, as a recipe.
+
+It is a YAML file as `trl grpo --config` takes it, or the JSON of `training_args`.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..configs.prompt_source import HUB
-from .conversion import Conversion
+from .conversion import Conversion, PlainRow
 from .foreign_settings import ForeignSettings
 from .reward_names import OF_TRL, entry_of
 from .trl_keys import DEFAULTS, IDLE, MISSING, ROWS
@@ -23,41 +27,69 @@ SCHEDULES = {
 }  # fmt: skip
 
 
-def from_trl(path: Path, given: Mapping[str, Any], gpus: int | None) -> Conversion:
+@dataclass(frozen=True)
+class TrlTrainer:
+    """What a trainer of TRL has of its own.
+
+    Attributes:
+        defaults: what its configuration has where the file says nothing.
+        bases: recipes on which the recipe may build.
+        method: puts the comparison, the loss and the rewards into the recipe.
+        idle: pattern of keys -> why they have no effect here; before the reasons that all trainers share.
+        length: its key for the longest completion.
+    """
+
+    defaults: Mapping[str, Any]
+    bases: tuple[str, ...]
+    method: Callable[[Conversion], None]
+    idle: Mapping[str, str]
+    length: str = "max_completion_length"
+
+
+def from_trl(path: Path, given: Mapping[str, Any], gpus: int | None, trainer: TrlTrainer) -> Conversion:
     """Convert a configuration file.
 
     Args:
         path: of the file.
         given: what the file holds.
         gpus: number of their processes; None if it is not known, and 1 is taken.
+        trainer: the trainer that it is for.
 
     Raises:
         ValueError: a value has a wrong type.
     """
-    settings = ForeignSettings(given, DEFAULTS, str(path))
+    settings = ForeignSettings(given, trainer.defaults, str(path))
     conversion = Conversion(settings, settings.text("run_name") or path.stem)
-    conversion.bases = ("text",)
+    conversion.bases = trainer.bases
     conversion.recipe["task"] = "text"
-    conversion.carry_rows(ROWS)
-    if settings.value("max_completion_length") is None:
-        conversion.lose("max_completion_length", "write generation.max_tokens: a completion has a bound here")
+    conversion.carry_rows((*ROWS, PlainRow(trainer.length, "generation.max_tokens", "count")))
+    if settings.value(trainer.length) is None:
+        conversion.lose(trainer.length, "write generation.max_tokens: a completion has a bound here")
     if settings.value("max_prompt_length") is None and settings.has("max_prompt_length"):
         conversion.ignore("max_prompt_length", "generation.max_prompt_tokens is the bound of a prompt")
     model_settings(conversion)
     _generation(conversion)
     updates = _batches(conversion, gpus)
-    comparison(conversion)
-    objective(conversion)
-    _correction(conversion)
+    trainer.method(conversion)
     optimizer_settings(conversion)
     length_settings(conversion, updates)
     _evaluation(conversion, updates)
-    _rewards(conversion)
     _data(conversion)
     conversion.lose_rows(MISSING)
     engine = {"vllm_*": "vLLM's own value; generation.engine_options takes another"}
-    conversion.finish(IDLE | engine if settings.flag("use_vllm") else IDLE)
+    conversion.finish({**trainer.idle, **(IDLE | engine if settings.flag("use_vllm") else IDLE)})
     return conversion
+
+
+def _grpo(conversion: Conversion) -> None:
+    comparison(conversion)
+    objective(conversion)
+    _correction(conversion)
+    reward_settings(conversion)
+
+
+GRPO = TrlTrainer(DEFAULTS, ("text",), _grpo, {})
+"""A GRPOConfig."""
 
 
 def model_settings(conversion: Conversion) -> None:
@@ -180,7 +212,9 @@ def _batches(conversion: Conversion, gpus: int | None) -> int:
             "the file does not say on how many GPUs it ran; say it with --gpus, since it decides rollout.prompts"
         )
     device, passes = settings.count("per_device_train_batch_size"), settings.count("gradient_accumulation_steps")
-    group, update = settings.count("num_generations"), device * passes * many
+    # A trainer that compares nothing has one completion of a prompt, and no key for it.
+    of_group = ["num_generations"] if settings.value("num_generations") is not None else []
+    group, update = settings.count("num_generations") if of_group else 1, device * passes * many
     keys = ["per_device_train_batch_size", "gradient_accumulation_steps"]
     if settings.value("generation_batch_size") is not None:
         keys.append("generation_batch_size")
@@ -194,15 +228,17 @@ def _batches(conversion: Conversion, gpus: int | None) -> int:
     # Several generations for one update are one rollout here, because the weights do not move between them.
     images = max(rollout, update)
     prompts = max(round(images / group), 1)
-    note = f"{device} × {images // max(device * many, 1)} batches × {many} GPUs / {group} completions"
+    note = f"{device} × {images // max(device * many, 1)} batches × {many} GPUs"
+    note += f" / {group} completions" if of_group else ", and one completion of each prompt"
     note += "" if images == prompts * group else ", rounded"
-    conversion.carry([*keys, "num_generations"], "rollout.prompts", prompts, note)
+    conversion.carry([*keys, *of_group], "rollout.prompts", prompts, note)
     updates = max(min(images // update, prompts), 1)
     note = "an update takes whole groups here, and a random share of the completions there" if updates > 1 else ""
     conversion.carry(keys, "optimizer.updates", updates, note)
-    if rollout < update and settings.count("num_iterations") > 1:
+    passes = settings.count("num_iterations") if settings.value("num_iterations") is not None else 1
+    if rollout < update and passes > 1:
         conversion.lose("num_iterations", "their update holds a generation several times; here it is a further pass")
-    return updates * settings.count("num_iterations")
+    return updates * passes
 
 
 def optimizer_settings(conversion: Conversion) -> None:
@@ -287,12 +323,13 @@ def _evaluation(conversion: Conversion, steps: int) -> None:
     conversion.carry(
         "temperature", "evaluate.temperature", settings.number("temperature"), "as there; 0 is the likeliest answer"
     )
-    seeds = settings.value("num_generations_eval")
-    key = "num_generations" if seeds is None else "num_generations_eval"
-    conversion.carry(key, "evaluate.seeds", settings.count(key))
+    key = "num_generations" if settings.value("num_generations_eval") is None else "num_generations_eval"
+    if settings.value(key) is not None:
+        conversion.carry(key, "evaluate.seeds", settings.count(key))
 
 
-def _rewards(conversion: Conversion) -> None:
+def reward_settings(conversion: Conversion) -> None:
+    """The rewards and their weights."""
     settings = conversion.settings
     names, notes = list(settings.texts("reward_funcs") or []), list[str]()
     model = settings.text("reward_model_name_or_path")

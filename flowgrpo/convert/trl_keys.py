@@ -25,7 +25,6 @@ DEFAULTS: dict[str, Any] = {
 
 ROWS = (
     PlainRow("num_generations", "rollout.group", "count"),
-    PlainRow("max_completion_length", "generation.max_tokens", "count"),
     PlainRow("temperature", "generation.temperature"),
     PlainRow("learning_rate", "optimizer.learning_rate"),
     PlainRow("weight_decay", "optimizer.weight_decay"),

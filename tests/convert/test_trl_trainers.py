@@ -1,0 +1,112 @@
+"""Configurations of TRL's other trainers that sample: RLOO and distillation, and which trainer a file is for."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flowgrpo.configs.load import load_recipe
+from flowgrpo.convert.converting import convert_file
+
+SIZES = {
+    "model_name_or_path": "Qwen/Qwen2.5-0.5B-Instruct", "dataset_name": "prompts/sums.jsonl", "max_steps": 300,
+    "per_device_train_batch_size": 4, "gradient_accumulation_steps": 8, "max_completion_length": 256,
+}  # fmt: skip
+RLOO = {**SIZES, "num_generations": 4, "normalize_advantages": False, "reward_funcs": ["think_format_reward"]}
+TAUGHT = {**SIZES, "teacher_model_name_or_path": "Qwen/Qwen2.5-7B-Instruct"}
+
+
+def converted(folder: Path, theirs: dict[str, Any], gpus: int | None = 2) -> tuple[Any, list[str], str]:
+    """The recipe of a configuration (None takes a key out), the lists, and the recipe as text."""
+    (folder / "theirs.yaml").write_text(yaml.safe_dump({k: v for k, v in theirs.items() if v is not None}))
+    found = convert_file(str(folder / "theirs.yaml"), None, gpus)
+    assert found.tool == "trl"
+    (folder / "ours.yaml").write_text(found.recipe, encoding="utf-8")
+    return load_recipe(folder / "ours.yaml"), found.lines, found.recipe
+
+
+def lost(lines: list[str]) -> str:
+    return "\n".join(lines[lines.index("not carried over:") :]) if "not carried over:" in lines else ""
+
+
+def test_rloo_by_hand(tmp_path: Path) -> None:
+    recipe, lines, _ = converted(tmp_path, RLOO)
+    # 4 completions of a device, in 8 batches on 2 devices, are 16 groups of 4.
+    assert (recipe.rollout.prompts, recipe.rollout.group, recipe.optimizer.updates) == (16, 4, 1)
+    advantage, objective = recipe.advantage, recipe.objective
+    assert (advantage.name, advantage["baseline"], advantage["scale"]) == ("group", "loo", "none")
+    assert (objective.name, objective["level"], objective["reduce"]) == ("tokens", "token", "sum")
+    assert (objective["surrogate"]["low"], objective["surrogate"]["high"]) == (0.2, 0.2)
+    [penalty] = recipe.penalties
+    assert (penalty.name, penalty["weight"], penalty["kind"]) == ("kl", 0.05, "k2")
+    assert recipe.clamp is None
+    assert not lost(lines)
+
+
+def test_rloo_with_more(tmp_path: Path) -> None:
+    more = {"normalize_advantages": True, "beta": 0.0, "epsilon_high": 0.3, "mask_truncated_completions": True}
+    recipe, lines, _ = converted(tmp_path, {**RLOO, **more, "reward_clip_range": [-1, 1], "num_iterations": 2})
+    advantage, objective = recipe.advantage, recipe.objective
+    assert (advantage["scale"], advantage["ddof"], advantage["eps"]) == ("batch", 1, 1e-4)
+    assert (objective["surrogate"]["high"], objective["drop_truncated"]) == (0.3, True)
+    assert (recipe.penalties, recipe.optimizer.epochs) == ([], 2)
+    assert "reward_clip_range [-1, 1]: bound the value in the reward itself" in lost(lines)
+    assert any("of the whole completion there" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("beta", "direction", "mixture"), [(None, "reverse", None), (0.0, "forward", None), (0.3, "jsd", 0.3)]
+)
+def test_distillation_by_hand(tmp_path: Path, beta: float | None, direction: str, mixture: float | None) -> None:
+    recipe, lines, text = converted(tmp_path, {**TAUGHT, "beta": beta})
+    assert (recipe.rollout.prompts, recipe.rollout.group, recipe.generation.max_tokens) == (64, 1, 256)
+    assert [teacher.path for teacher in recipe.model.teachers] == ["Qwen/Qwen2.5-7B-Instruct"]
+    objective = recipe.objective
+    assert (objective.name, objective["others"], objective["both"]) == ("distilled", "none", False)
+    assert (objective["direction"], objective["beta"], objective["top"]) == (direction, mixture, 100)
+    assert (recipe.penalties, recipe.optimizer.learning_rate, recipe.run.iterations) == ([], 1e-6, 300)
+    assert [reward.name for reward in recipe.rewards] == ["length"]
+    assert "\nbase: text_opd\n" in text
+    assert not lost(lines)
+
+
+def test_gkd_has_other_defaults_and_data_of_its_own(tmp_path: Path) -> None:
+    recipe, lines, _ = converted(tmp_path, {**TAUGHT, "max_completion_length": None, "lmbda": 0.25, "seq_kd": True})
+    assert (recipe.generation.max_tokens, recipe.generation.temperature) == (128, 0.9)
+    assert (recipe.objective["direction"], recipe.objective["beta"]) == ("jsd", 0.5)
+    assert recipe.optimizer.learning_rate == 2e-5
+    assert "lmbda 0.25: all completions are the policy's own here" in lost(lines)
+    assert "seq_kd True: write the teacher's completions into a column" in lost(lines)
+    recipe, lines, _ = converted(
+        tmp_path, {**TAUGHT, "max_completion_length": None, "max_new_tokens": 64, "lmbda": 1.0}
+    )
+    assert recipe.generation.max_tokens == 64
+    assert not lost(lines)
+
+
+def test_a_teacher_that_the_file_does_not_name_is_asked_for(tmp_path: Path) -> None:
+    recipe, lines, _ = converted(tmp_path, {**SIZES, "seq_kd": False, "lmbda": 1.0})
+    assert recipe.model.teachers[0].path == "TEACHER_FOLDER"
+    assert "the file does not name the teacher: write model.teachers" in lost(lines)
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"desirable_weight": 1.0}, "desirable_weight, so it is a KTOConfig"),
+        ({"loss_type": "kto"}, "loss_type, so it is a KTOConfig"),
+        ({"packing": True, "dataset_text_field": "text"}, "packing, dataset_text_field, so it is an SFTConfig"),
+        ({"center_rewards_coefficient": 0.01}, "so it is a RewardConfig"),
+    ],
+)
+def test_other_trainers_are_not_taken_for_grpo(tmp_path: Path, changes: dict[str, Any], what: str) -> None:
+    with pytest.raises(ValueError, match="convert takes a GRPOConfig, an RLOOConfig") as caught:
+        converted(tmp_path, {**SIZES, **changes})
+    assert what in str(caught.value)
+
+
+@pytest.mark.parametrize("beta", [-0.1, 1.5])
+def test_a_beta_that_is_no_share_is_refused(tmp_path: Path, beta: float) -> None:
+    with pytest.raises(ValueError, match=r"beta is .*a number from 0 \(the forward KL\) to 1 \(the reverse KL\)"):
+        converted(tmp_path, {**TAUGHT, "beta": beta})
