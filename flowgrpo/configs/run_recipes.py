@@ -8,10 +8,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from .image_recipe import EvaluateConfig
+from .masked_recipe import MaskedEvaluateConfig
+from .text_recipe import TextEvaluateConfig
 from .yaml_text import parse_yaml, read_text
 
 NO_MEASURE = ("every", "quick", "results", "batch")
 """Settings of evaluations on which no score depends, but for rounding."""
+DEFAULTS: dict[str, Any] = {
+    name: field.get_default(call_default_factory=True)
+    for section in (EvaluateConfig, MaskedEvaluateConfig, TextEvaluateConfig)
+    for name, field in section.model_fields.items()
+}
+"""The settings of evaluations, of all tasks, with what holds where an earlier version did not write them."""
 ITERATION = re.compile(r"iter-(\d{1,8})")
 """The name of a folder of an iteration."""
 
@@ -23,8 +32,8 @@ def recipes_of(run: Path) -> Iterator[tuple[int, Path]]:
 
 
 def measure(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What scores depend on, among the settings of evaluations."""
-    return {key: value for key, value in settings.items() if key not in NO_MEASURE}
+    """What scores depend on, among the settings of evaluations; what is not there is at its default."""
+    return {key: value for key, value in {**DEFAULTS, **settings}.items() if key not in NO_MEASURE}
 
 
 def measured_alike_since(run: Path, iteration: int | None = None) -> int:
@@ -57,5 +66,5 @@ def _measure(file: Path) -> dict[str, Any]:
 
 
 def _equal(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether two settings are equal. A recipe of an older version lacks newer keys, which then are at defaults."""
+    """Whether two settings are equal. A key that only one of them has is of a version that knew it."""
     return all(before[key] == now[key] for key in before if key in now)

@@ -55,3 +55,12 @@ def test_a_key_that_an_older_version_did_not_write_changes_nothing(tmp_path: Pat
     older = tmp_path / "recipes" / "iter-000000" / "config.yaml"
     older.write_text(older.read_text().replace("  take: spread\n", ""))
     assert measured_alike_since(tmp_path) == 0
+
+
+def test_a_key_that_an_older_version_did_not_write_had_its_default(tmp_path: Path) -> None:
+    keep(tmp_path, 0)
+    keep(tmp_path, 30, "evaluate.call={guidance_scale: 3.0}")
+    older = tmp_path / "recipes" / "iter-000000" / "config.yaml"
+    older.write_text(older.read_text().replace("  call: {}\n", ""))
+    assert "\n  call:" not in older.read_text().partition("evaluate:")[2]
+    assert measured_alike_since(tmp_path) == 30

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from flowgrpo.bench.interruption import contents
 from flowgrpo.bench.measures import Silent
+from flowgrpo.configs.image_recipe import EvaluateConfig
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.configs.sections import HeldOutConfig
 from flowgrpo.training.folder.best import BestWeights
@@ -134,6 +135,22 @@ def test_scores_of_other_evaluations_are_not_compared(folder: Folder) -> None:
     rarer.resume()
     see(rarer, folder, 0.5, first=20)
     assert result(rarer, folder, 20) == 10
+
+
+@pytest.mark.parametrize(("settings", "best"), [({}, 10), ({"call": {"guidance_scale": 3.0}}, 20)])
+def test_a_score_of_an_earlier_version_had_the_default_of_a_later_setting(settings, best, folder: Folder) -> None:
+    def of_images() -> BestWeights:
+        return BestWeights(EvaluateConfig(**settings), "gold", folder)  # type: ignore[arg-type]
+
+    see(BestWeights(EvaluateConfig(), "gold", folder), folder, 0.4, 0.9)  # type: ignore[arg-type]
+    file = folder.run.path / "best.json"
+    note = json.loads(file.read_text())
+    assert note["measure"].pop("call") == {}
+    file.write_text(json.dumps(note))
+    again = of_images()
+    again.resume()
+    see(again, folder, 0.5, first=20)
+    assert result(again, folder, 20) == best
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"iteration": 1}', "null"])

@@ -117,6 +117,16 @@ def test_a_guard_begins_anew_when_evaluations_measure_something_else():
     earlier = guard()
     earlier.load_state_dict({key: value for key, value in state.items() if key != "measured"})
     assert heard(earlier, 1, quality=0.5) != []
+    # Nor has a state of an earlier version the settings that came later, which were then at their defaults.
+    measured = {key: value for key, value in json.loads(state["measured"]).items() if key != "call"}
+    for one, changes in ((guard(), {}), (guard(), {"call": {"guidance_scale": 3.0}})):
+        evaluate = RECIPE.evaluate.model_copy(update=changes)
+        one.__init__(  # type: ignore[misc]
+            reward="quality", fall=0.1, recipe=RECIPE.model_copy(update={"evaluate": evaluate}), rewards=REWARDS,
+            evaluated=MEASURED,
+        )  # fmt: skip
+        one.load_state_dict({**state, "measured": json.dumps(measured)})
+        assert bool(heard(one, 1, quality=0.5)) == (not changes)
 
 
 @pytest.mark.parametrize(

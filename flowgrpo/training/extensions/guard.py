@@ -76,11 +76,11 @@ class Guard(Extension):
     def load_state_dict(self, state: Any) -> None:
         """Continue from a state, unless other evaluations gave its numbers."""
         now = self.measured
-        # A state of an earlier version does not say what was measured.
+        # A state of an earlier version does not say what was measured, or lacks a setting.
         super().load_state_dict({"measured": now, **state})
-        if self.measured != now:
-            self.measured = now
+        if measure(json.loads(self.measured)) != json.loads(now):
             self._begin_anew()
+        self.measured = now
 
     def evaluation_done(self, evaluation: Evaluation) -> None:
         """Give an alarm if the reward has fallen."""
