@@ -27,7 +27,11 @@ def directions(x: Tensor, group: Tensor) -> Tensor:
     flat = x.float().flatten(1)
     index, count = group_index(group, len(flat), flat.device)
     counts = sum_by_group(torch.ones_like(flat[:, :1]), index, count)
-    difference = flat - (sum_by_group(flat, index, count) / counts)[index]
+    rows = torch.arange(len(flat), device=flat.device)
+    first = torch.full((count,), len(flat), device=flat.device).scatter_reduce(0, index, rows, "amin")
+    # From one of the images, so that the rounding of a mean of large numbers is no difference of the same images.
+    beyond = flat - flat[first[index]]
+    difference = beyond - (sum_by_group(beyond, index, count) / counts)[index]
     return (difference / (difference.square().mean(1, keepdim=True) + SMALLEST)).view(x.shape)
 
 

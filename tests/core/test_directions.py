@@ -26,9 +26,12 @@ def test_groups_are_apart_whatever_their_order_and_size() -> None:
     assert torch.equal(found[6], torch.zeros(2, 3, 3))
 
 
-def test_images_that_are_the_same_have_no_direction() -> None:
-    x = torch.full((2, 4), 0.3, dtype=torch.bfloat16)
-    assert torch.equal(directions(x, torch.tensor([0, 0])), torch.zeros(2, 4))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [2, 3, 5, 6, 7])
+def test_images_that_are_the_same_have_no_direction(size: int, dtype: torch.dtype) -> None:
+    """The mean of several equal numbers is seldom the number itself, and what is divided by is very small here."""
+    x = 3.0 * torch.randn(1, 64, generator=torch.Generator().manual_seed(3)).to(dtype).expand(size, 64)
+    assert torch.equal(directions(x, torch.full((size,), 4)), torch.zeros(size, 64))
 
 
 def test_the_difference_of_rewards_along_the_direction_is_the_slope_of_a_linear_reward() -> None:
