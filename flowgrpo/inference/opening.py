@@ -127,10 +127,12 @@ def _as_evaluated(recipe: Recipe, overrides: Iterable[str]) -> Recipe:
     for key, _, value in (word.partition("=") for word in overrides):
         if key.startswith("model.call."):
             changed.add(key.split(".")[2])
-        elif key == "model.call" and isinstance(given := parse_yaml(value, key), dict):
-            changed |= set(given)
-    call = {name: value for name, value in recipe.evaluate.call.items() if name not in changed}
-    return recipe.model_copy(update={"evaluate": recipe.evaluate.model_copy(update={"call": call})}).as_evaluated
+        elif key in ("model", "model.call"):
+            given = parse_yaml(value, key)
+            call = given.get("call") if key == "model" and isinstance(given, dict) else given
+            changed |= set(call) if isinstance(call, dict) else set()
+    kept = {name: value for name, value in recipe.evaluate.call.items() if name not in changed}
+    return recipe.model_copy(update={"evaluate": recipe.evaluate.model_copy(update={"call": kept})}).as_evaluated
 
 
 def evaluation_recipe(model: str, source: str | None, overrides: Sequence[str]) -> AnyRecipe:

@@ -79,7 +79,7 @@ def test_a_fault_of_an_evaluation_s_call_is_named(random_pipeline: Path) -> None
     assert fault.startswith("evaluate.call.height")
 
 
-def test_outside_a_run_images_are_made_as_in_its_evaluations(small: list[str], tmp_path: Path) -> None:
+def test_outside_a_run_images_are_made_as_in_its_evaluations(small, random_pipeline, tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
     words = [*small, "model.call={guidance_scale: 1.0, max_sequence_length: 16}", "evaluate.call={guidance_scale: 3}"]
@@ -91,6 +91,8 @@ def test_outside_a_run_images_are_made_as_in_its_evaluations(small: list[str], t
     for word in ("model.call.guidance_scale=2", "evaluate.call.guidance_scale=2"):
         assert image_recipe(str(run), [word]).model.call == {"guidance_scale": 2, "max_sequence_length": 16}
     assert image_recipe(str(run), ["model.call={guidance_scale: 2}"]).model.call == {"guidance_scale": 2}
+    word = f"model={{path: {random_pipeline}, call: {{guidance_scale: 2}}}}"
+    assert image_recipe(str(run), [word]).model.call == {"guidance_scale": 2}
     other = evaluation_recipe(str(run), "default", ["evaluate.call={max_sequence_length: 8}"])
     assert other.model.call == {"guidance_scale": 1.0, "max_sequence_length": 8}
 
