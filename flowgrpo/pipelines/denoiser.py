@@ -8,8 +8,8 @@ used.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -249,7 +249,8 @@ class Denoiser:
                 found = self._replay.decode(decoder, x.to(device), self._own, one)
                 return None if found is None else stacked(found, 1)
 
-            self._latents = find_map(self.pipe, self.probe.latent_shape, self.probe.dtype, decode)
+            with self._naming_pictures(one):
+                self._latents = find_map(self.pipe, self.probe.latent_shape, self.probe.dtype, decode)
         images = torch.stack([fitted(frames, self._latents) for frames in samples])
         states = encode(self.pipe, self._latents, images.to(device)).to(self.probe.dtype)
 
@@ -365,8 +366,13 @@ class Denoiser:
         return own, Probe(tuple(seen[0].shape[1:]), seen[0].dtype, tuple(sigmas.tolist()), timesteps)
 
     def _first_call(self, prompts: Sequence[str]) -> None:
-        try:
+        with self._naming_pictures(prompts):
             self.caller.run(self._recorder, prompts, self.num_steps, output_type="latent")
+
+    @contextmanager
+    def _naming_pictures(self, prompts: Sequence[str]) -> Iterator[None]:
+        try:
+            yield
         except (PipelineError, torch.OutOfMemoryError):
             raise
         except Exception as error:

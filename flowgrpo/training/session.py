@@ -18,6 +18,7 @@ from ..parts.traits import keeps_base
 from ..pipelines.acceleration import compile_blocks, use_attention
 from ..pipelines.capture import PipelineCall
 from ..pipelines.denoiser import Denoiser
+from ..pipelines.pipeline_error import PipelineError
 from ..pipelines.placement import place
 from ..pipelines.policy import FlowPolicy
 from ..pipelines.prompt_cache import PromptCache
@@ -272,7 +273,11 @@ def load_flow_task(
         doing("checking that given images come back from their latents")
         row = given[0]
         own = policy if row.size is None else sized.of(row.size)
-        fidelity = own.fidelity([sample.read() for sample in row.given], [row.prompt] * len(row.given))
+        try:
+            fidelity = own.fidelity([sample.read() for sample in row.given], [row.prompt] * len(row.given))
+        except PipelineError as error:
+            # The prompts of images beside a rollout are others than the ones with which the pipeline was just checked.
+            raise PipelineError(f"{row.place}: {error}") from error
         guided = own.guides(row.prompt)
     critic = None
     if recipe.critic is not None:

@@ -13,6 +13,7 @@ from flowgrpo.configs.load import load_recipe
 from flowgrpo.core.addressing import address
 from flowgrpo.core.penalties import Edges, data
 from flowgrpo.pipelines.conformance.conform import TINY
+from flowgrpo.pipelines.pipeline_error import PipelineError
 from flowgrpo.samplers.moves import draw_noise
 from flowgrpo.training.checking import check
 from flowgrpo.training.folder.run_folder import RunFolder
@@ -260,6 +261,24 @@ def test_a_pipeline_that_may_be_shown_a_picture_is_not_shown_the_one_that_it_lea
     assert (row.shown, dict(row.columns)) == ((), {"tag": 1})
     assert trainer.collect(0)[1].beside.prompts == ("a star",)
     assert trainer.iterate(0)["data"] > 0
+
+
+@pytest.mark.slow
+def test_an_editor_that_needs_a_picture_is_not_asked_about_a_caption_without_one(tmp_path: Path) -> None:
+    """The class has no picture as a default, and fails without one. The training prompts have theirs."""
+    tiny = TINY["QwenImageEditPlusPipeline"]
+    tiny.fresh().save_pretrained(tmp_path / "model")
+    for name in ("shown", "made"):
+        picture(tmp_path / f"{name}.png", len(name), (64, 64))
+    (tmp_path / "edits.jsonl").write_text(json.dumps({"prompt": "make it red", "image": "shown.png"}) + "\n")
+    file = tmp_path / "made.jsonl"
+    file.write_text(json.dumps({"prompt": "a star", "made": "made.png"}) + "\n")
+    call = json.dumps({name: value for name, value in tiny.call.items() if isinstance(value, (int, float, str))})
+    more = [f"data.train={tmp_path}/edits.jsonl", "rollout={prompts: 1, group: 2, batch: 2}", f"model.call={call}"]
+    with pytest.raises(PipelineError) as caught:
+        trainer_of(tmp_path / "run", words_of(tmp_path / "model", file, *more, "penalties.data.column=made"))
+    assert str(caught.value).startswith(f"{file}, line 1: QwenImageEditPlusPipeline cannot be called: ")
+    assert str(caught.value).endswith("Its call takes pictures, and none is given for image")
 
 
 def test_an_objective_of_penalties_alone_may_learn_images(random_pipeline, source, tmp_path) -> None:
