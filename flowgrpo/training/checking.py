@@ -19,9 +19,10 @@ from ..text.seeing_types import may_see
 from ..weights.adapter_files import read_start
 from .balance import Balance
 from .credit.from_scores import Credit
-from .data import IMAGE, PromptRow, column_names, prompt_path
+from .data import IMAGE, Data, PromptRow, column_names, prompt_path
 from .extensions.extension import Extensions
 from .images.conditioning import call_parameters, take_pictures
+from .images.images_beside import learned
 from .images.prompt_sizes import bucket_faults, note_frames, take_sizes, with_own_call
 from .lora_start import with_start
 from .model_paths import (
@@ -231,13 +232,7 @@ def _call(found: Checked, recipe: Recipe) -> None:
     if call is None or found.data is None:
         return
     data = found.data
-    met = met_at_most(recipe, len(data.train.rows)) * max(len(recipe.data.templates), 1)
-    if recipe.model.release_text_encoders and met > MOST_ENCODED:
-        text = (
-            f"{met:,} prompts of {recipe.data.train} are encoded before the run starts, and kept, "
-            "because model.release_text_encoders is true; write false to encode prompts when they are drawn"
-        )
-        found.findings.append(Fault("note", text, "model.release_text_encoders"))
+    _note_encoded(found, recipe, data)
     found.findings += [Fault("fault", fault, "data.buckets") for fault in bucket_faults(recipe, folder)]
     found.attempt("data.train", take_sizes, data, recipe, folder, call, parameters)
     if recipe.data.buckets and not any(
@@ -246,10 +241,42 @@ def _call(found: Checked, recipe: Recipe) -> None:
         text = "data.buckets rounds the sizes of prompts, and no prompt has columns height and width; leave it out"
         found.findings.append(Fault("note", text, "data.buckets"))
     found.attempt("data.train", take_pictures, data, recipe, call, parameters)
-    for source, rows in ((recipe.data.train, data.train.rows), (recipe.data.heldout, data.heldout)):
+    _note_long_prompts(found, recipe, data, call, parameters)
+
+
+def _note_encoded(found: Checked, recipe: Recipe, data: Data) -> None:
+    """Note that very many prompts are encoded before the run."""
+    if not recipe.model.release_text_encoders:
+        return
+    for source, count in (
+        (recipe.data.train, met_at_most(recipe, len(data.train.rows)) * max(len(recipe.data.templates), 1)),
+        (_beside(recipe), met_at_most(recipe, len(data.beside))),
+    ):
+        if count > MOST_ENCODED:
+            text = (
+                f"{count:,} prompts of {source} are encoded before the run starts, and kept, "
+                "because model.release_text_encoders is true; write false to encode prompts when they are drawn"
+            )
+            found.findings.append(Fault("note", text, "model.release_text_encoders"))
+
+
+def _note_long_prompts(found: Checked, recipe: Recipe, data: Data, call: Any, parameters: Parameters) -> None:
+    """Note prompts whose ends are cut off, those of the images beside rollouts included."""
+    shown = {**call, **recipe.evaluate.call}
+    for source, rows, given in (
+        (recipe.data.train, data.train.rows, call),
+        (recipe.data.heldout, data.heldout, shown),
+        (_beside(recipe), data.beside, call),
+    ):
         texts = [row.text for row in rows]
-        notes = found.attempt("model.path", _long_prompts, folder, str(source), texts, call, parameters)
+        notes = found.attempt("model.path", _long_prompts, found.folder, str(source), texts, given, parameters)
         found.findings += [Fault("note", note, "data.train") for note in notes or ()]
+
+
+def _beside(recipe: Recipe) -> str | None:
+    """The source of the images beside rollouts; None if there are none."""
+    penalty = learned(recipe)
+    return None if penalty is None else str(penalty["source"])
 
 
 def _long_prompts(folder: str, source: str, texts: list[str], call: Any, parameters: Parameters) -> list[str]:

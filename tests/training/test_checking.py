@@ -112,6 +112,33 @@ def test_of_a_long_file_some_prompts_are_looked_at(tmp_path: Path, monkeypatch: 
     assert not any("others" in note or "encoded" in note for note in check(recipe).texts("note"))
 
 
+def test_captions_beside_a_rollout_are_looked_at_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(checking, "MOST_ENCODED", 10)
+    file, size = tmp_path / "images.jsonl", (32, 32)
+    Image.new("RGB", size).save(tmp_path / "a.png")
+    rows = [{"prompt": "a red star " * (20 if k == 3 else 1), "image": "a.png"} for k in range(11)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = [f"penalties.data={{source: '{file}', column: image, weight: 0.1}}", "model.release_text_encoders=true"]
+    notes = check(load_recipe("ddrl", [*words, "rollout.prompts=6", "run.iterations=2"])).texts("note")
+    assert any(note.startswith(f"1 of 11 prompts of {file} are longer than the") for note in notes), notes
+    assert any(note.startswith(f"11 prompts of {file} are encoded before") for note in notes)
+    plain = load_recipe("ddrl", [*words, "rollout.prompts=6", "run.iterations=1"])
+    assert not any("are encoded before" in note for note in check(plain).texts("note"))
+
+
+def test_lengths_of_heldout_prompts_are_those_of_the_call_of_evaluations(monkeypatch: pytest.MonkeyPatch):
+    limits = {}
+
+    def note(folder: Path, source: str, texts: list[str], call: dict[str, Any], parameters: Any) -> list[str]:
+        limits[source] = call.get("max_sequence_length")
+        return []
+
+    monkeypatch.setattr(checking, "long_prompts", note)
+    words = ["model.call.max_sequence_length=16", "evaluate.call={max_sequence_length: 8}"]
+    assert check(load_recipe("ddrl", words)).texts("fault") == []
+    assert limits == {"scenes:train": 16, "scenes:heldout": 8, "scenes:pairs": 16}
+
+
 @pytest.mark.parametrize(
     ("name", "words", "said"),
     [
