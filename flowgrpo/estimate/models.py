@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 from ..configs.image_recipe import ModelConfig
 from ..configs.sections import LoraConfig
 from ..pipelines.architectures import appended_tokens, architecture_of, built, latent_shape
-from ..pipelines.families import FAMILIES, GuidedCalls
+from ..pipelines.families import FAMILIES, Family, GuidedCalls
 from ..training.model_paths import DTYPES, call_arguments, model_folder
 from ..training.session import lora_spec
 from ..weights.blocks import repeated_blocks
@@ -98,8 +98,9 @@ def model_of(config: ModelConfig, shown: bool = False, others: Sequence[Mapping[
         return family.evaluations({**call, **changes}, *modes)
 
     teachers = [with_changes(teacher.call).number for teacher in config.teachers]
-    # The embeddings of a call with other arguments are kept beside the others.
-    texts = evaluations.texts + sum(with_changes(changes).texts for changes in others)
+    # The embeddings of a call that encodes prompts in another way are kept beside the others.
+    texts = sum({_encoding(family, {**call, **changes}, modes): with_changes(changes).texts
+                 for changes in ({}, *others)}.values())  # fmt: skip
     pictures = appended_tokens(architecture, call, shown)
     beside = tuple((family.beside(call, architecture.inputs) | pictures).items())
     adapter = config.lora.model_dump_json() if config.train == "lora" else None
@@ -130,6 +131,16 @@ def model_of(config: ModelConfig, shown: bool = False, others: Sequence[Mapping[
         decode_bytes=decode_bytes,
         decoded_alone=family.decoded_alone,
     )
+
+
+_OF_SIZE = ("height", "width", "num_frames", "frame_rate", "fps")
+
+
+def _encoding(family: Family, call: Mapping[str, Any], modes: tuple[bool, int | None]) -> str:
+    """What distinguishes calls that encode prompts in different ways: not sizes, nor how strong guidance is."""
+    scales = {scale.name for group in (family.guidance, *family.further) for scale in group} | {"guidance_scale"}
+    other = {name: call[name] for name in sorted(call) if name not in scales and name not in _OF_SIZE}
+    return repr((family.evaluations(call, *modes), other))
 
 
 _TEXTS = "encoder_hidden_states", "encoder_hidden_states_2", "pooled_projections", "text_embeds", "cap_feats"

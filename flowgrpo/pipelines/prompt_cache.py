@@ -85,7 +85,7 @@ class PromptCache:
             )
         self.pipe = pipe
         self.device = None if device is None else torch.device(device)
-        self.most, self.spare = most if most is None else (1 + len(changes)) * most, spare
+        self._prompts, self.spare = most, spare
         self.overflow = self.device if overflow is None else torch.device(overflow)
         self._bytes = 0
         self._latest: tuple[Any, Any] | None = None
@@ -93,6 +93,8 @@ class PromptCache:
         self._changes: tuple[Mapping[str, Any], ...] = ({}, *changes)
         # The keys of entries begin with the other arguments; here are those of calls without changes.
         self._own: set[Any] = set()
+        # What distinguishes the entries of one prompt: the other arguments, and a negative text.
+        self._kinds: set[Any] = set()
         self._unchanged = False
         self._entries: dict[Any, Any] = {}
         self._layouts: dict[Any, Layout] = {}
@@ -109,6 +111,11 @@ class PromptCache:
 
         encode_prompt.prompt_cache = self  # type: ignore[attr-defined]
         pipe.__dict__["encode_prompt"] = encode_prompt
+
+    @property
+    def most(self) -> int | None:
+        """The number of entries that are kept; None keeps all. It grows when a call encodes prompts in a new way."""
+        return None if self._prompts is None else self._prompts * max(min(len(self._kinds), len(self._changes)), 1)
 
     @property
     def prompts(self) -> tuple[str, ...]:
@@ -261,6 +268,7 @@ class PromptCache:
     def _entry(self, context: Any, row: dict[str, Any], others: dict[str, Any], counts: set[str]) -> Any:
         key = (context, tuple((name, value if isinstance(value, str) or name == _LIST else fingerprint(value))
                               for name, value in sorted(row.items())))  # fmt: skip
+        self._kinds.add((context, tuple(one for one in key[1] if one[0].startswith("negative"))))
         if key not in self._entries:
             if self._released:
                 raise ValueError(
@@ -284,8 +292,9 @@ class PromptCache:
             self._bytes += _size(found)
             self._entries[key] = _moved(found, self.device if self._bytes <= self.spare else self.overflow)
         entry = self._entries[key] = self._entries.pop(key)
-        if self.most is not None and not self._released:
-            while len(self._entries) > self.most and self._bytes > self.spare:
+        most = self.most
+        if most is not None and not self._released:
+            while len(self._entries) > most and self._bytes > self.spare:
                 self._bytes -= _size(self._entries.pop(next(iter(self._entries))))
         return entry
 

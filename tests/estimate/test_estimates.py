@@ -197,6 +197,12 @@ def test_evaluations_that_are_guided_or_larger_cost_more_and_iterations_do_not()
     cost = model_of(recipe().model).evaluation
     assert guided.evaluation - plain.evaluation == pytest.approx(16 * 5 * cost.forward)
     assert guided.resting["prompt embeddings"] == 3 * plain.resting["prompt embeddings"]
+    # Prompts are encoded alike for all sizes, and for guidance of any strength.
+    assert smaller.resting["prompt embeddings"] == plain.resting["prompt embeddings"]
+    twice = of(evaluate={**every, "call": {"guidance_scale": 3.0}}, model={"reference_call": {"guidance_scale": 2.0}})
+    assert twice.resting["prompt embeddings"] == guided.resting["prompt embeddings"]
+    negative = of(evaluate={**every, "call": {"negative_prompt": "blue"}})
+    assert negative.resting["prompt embeddings"] == 2 * plain.resting["prompt embeddings"]
     small = {"lora": {"rank": 4, "alpha": 8.0}, "release_text_encoders": False, "call": {"height": 32, "width": 32}}
     model = model_of(recipe(model=small).model)
     assert smaller.evaluation == pytest.approx(16 * (5 * model.evaluation.forward + model.decode_flops))

@@ -141,8 +141,15 @@ def test_prompts_are_kept_for_calls_with_other_arguments_too() -> None:
     with PromptCache(pipe, call) as plain:
         features = plain.features(PROMPTS[1])
     with PromptCache(pipe, call, changes=[{"guidance_scale": 4.0}], most=1) as cache:
-        assert cache.most == 2
         cache.encode(PROMPTS)
+        assert cache.most == len(cache._entries) == 2
+    # A size, or another strength of guidance, encodes nothing in a new way.
+    with PromptCache(pipe, call, changes=[{"height": 64}], most=1) as cache:
+        cache.encode(PROMPTS)
+        assert cache.most == len(cache._entries) == 1
+    with PromptCache(pipe, guided, changes=[{"guidance_scale": 3.0}, {"negative_prompt": "a green hat"}], most=1) as cache:
+        cache.encode(PROMPTS)
+        assert cache.most == len(cache._entries) == 2
     with PromptCache(pipe, call, changes=[{"guidance_scale": 4.0}]) as cache:
         cache.encode(PROMPTS)
         cache.release()
