@@ -34,6 +34,7 @@ from .model_paths import (
     masked_folder,
     model_folder,
     recommended_arguments,
+    with_pictures_read,
 )
 from .prompt_embeddings import met_at_most
 from .prompt_lengths import long_prompts
@@ -229,6 +230,7 @@ def _call(found: Checked, recipe: Recipe) -> None:
     if faults:
         return
     call = found.attempt("model.call", call_arguments, folder, given)
+    found.attempt("evaluate.call", with_pictures_read, recipe.evaluate.call, "evaluate.call.")
     if call is None or found.data is None:
         return
     data = found.data

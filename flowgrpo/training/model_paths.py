@@ -188,10 +188,23 @@ def call_arguments(path: str, given: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: a picture cannot be read.
     """
-    found = {**recommended_arguments(path), **given}
+    return {**recommended_arguments(path), **with_pictures_read(given, "model.call.")}
+
+
+def with_pictures_read(given: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Arguments of a call with pictures in the place of the names of their files.
+
+    Args:
+        given: the arguments.
+        place: text before the name of an argument in messages, such as "model.call.".
+
+    Raises:
+        ValueError: a picture cannot be read.
+    """
+    found = dict(given)
     for name, value in given.items():
         if isinstance(value, str) and "prompt" not in name and Path(value).suffix.lower() in ENDINGS:
-            found[name] = Picture(Path(value), f"model.call.{name}").read()
+            found[name] = Picture(Path(value), f"{place}{name}").read()
     return found
 
 

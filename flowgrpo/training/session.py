@@ -45,7 +45,15 @@ from .images.sized_rollout import SizedPolicies
 from .lora_start import begin, with_start
 from .masked.masked_policy import MaskedPolicy
 from .masked.masked_task import MaskedTask
-from .model_paths import DTYPES, UNTRAINED, call_arguments, load_pipeline, loading_options, quiet_libraries
+from .model_paths import (
+    DTYPES,
+    UNTRAINED,
+    call_arguments,
+    load_pipeline,
+    loading_options,
+    quiet_libraries,
+    with_pictures_read,
+)
 from .number_format import notes_on_format
 from .planning import levels_of, planner, steps_of, steps_to_train
 from .prompt_embeddings import SPARE_EMBEDDINGS, kept_prompts, met_prompts
@@ -229,7 +237,8 @@ def load_flow_task(
         place(pipe, device, model.offload)
     if model.attention is not None:
         use_attention(pipe, model.attention)
-    call, shown_call = call_arguments(folder, model.call), call_arguments(folder, recipe.as_evaluated.model.call)
+    call = call_arguments(folder, model.call)
+    shown_call = {**call, **with_pictures_read(recipe.evaluate.call, "evaluate.call.")}
     parameters = PipelineCall(pipe, call).parameters
     take_sizes(data, recipe, folder, call, parameters)
     take_pictures(data, recipe, call, parameters)
@@ -253,7 +262,7 @@ def load_flow_task(
         compile_blocks(pipe)
     cache = PromptCache(
         pipe, call, most=kept_prompts(recipe, len(data.heldout)), spare=SPARE_EMBEDDINGS, overflow="cpu",
-        changes=recipe.other_calls,
+        changes=[with_pictures_read(changes, "call.") for changes in recipe.other_calls],
     )  # fmt: skip
     if model.release_text_encoders:
         rows = met_prompts(recipe, data)

@@ -147,7 +147,9 @@ def test_prompts_are_kept_for_calls_with_other_arguments_too() -> None:
     with PromptCache(pipe, call, changes=[{"height": 64}], most=1) as cache:
         cache.encode(PROMPTS)
         assert cache.most == len(cache._entries) == 1
-    with PromptCache(pipe, guided, changes=[{"guidance_scale": 3.0}, {"negative_prompt": "a green hat"}], most=1) as cache:
+    with PromptCache(
+        pipe, guided, changes=[{"guidance_scale": 3.0}, {"negative_prompt": "a green hat"}], most=1
+    ) as cache:
         cache.encode(PROMPTS)
         assert cache.most == len(cache._entries) == 2
     with PromptCache(pipe, call, changes=[{"guidance_scale": 4.0}]) as cache:

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import dump_recipe, load_image_recipe, load_recipe
 from flowgrpo.inference.opening import evaluation_recipe, image_recipe
+from flowgrpo.pipelines.conformance.conform import TINY
 from flowgrpo.training.checking import check
 from flowgrpo.training.folder.run_folder import RunFolder
 from flowgrpo.training.result_card import _call
@@ -77,6 +79,31 @@ def test_a_fault_of_an_evaluation_s_call_is_named(random_pipeline: Path) -> None
     assert "did you mean 'guidance_scale'" in fault
     [fault] = check(load_recipe("mixgrpo_guard", [path, "evaluate.call={height: 33}"])).texts("fault")
     assert fault.startswith("evaluate.call.height")
+
+
+@pytest.mark.slow
+def test_evaluations_may_show_a_picture_of_their_own(tmp_path: Path) -> None:
+    """The picture of all evaluations is read before the run, and held-out prompts are evaluated with it."""
+    tiny = TINY["FluxKontextPipeline"]
+    tiny.fresh().save_pretrained(tmp_path / "model")
+    (tmp_path / "prompts.txt").write_text("a star\na dot\n")
+    image = Image.effect_noise((64, 64), 60).convert("RGB")
+    image.save(tmp_path / "shown.png")
+    call = {name: value for name, value in tiny.call.items() if isinstance(value, (int, float))}
+    words = [
+        f"model.path={tmp_path / 'model'}", f"model.call={json.dumps(call)}", f"data.train={tmp_path}/prompts.txt",
+        f"data.heldout={tmp_path}/prompts.txt", "evaluate={prompts: 2, rewards: null}", "sampler.steps=3",
+        "sampler.plan.window={name: frozen, size: 1, start: 0}", "rollout={prompts: 1, group: 2, batch: 2}",
+        "rewards=[{name: jpeg_compressibility}]",
+    ]  # fmt: skip
+    [fault] = check(load_recipe("mixgrpo_guard", [*words, "evaluate.call={image: gone.png}"])).texts("fault")
+    assert fault.startswith("evaluate.call.image: the picture gone.png does not exist")
+    own, plain = (
+        trainer_of(tmp_path / name, *words, *more)
+        for name, more in (("own", [f"evaluate.call={{image: {tmp_path}/shown.png}}"]), ("plain", []))
+    )
+    assert not torch.equal(shown(own), shown(plain))
+    assert torch.equal(own.collect(0)[1].samples, plain.collect(0)[1].samples)
 
 
 def test_outside_a_run_images_are_made_as_in_its_evaluations(small, random_pipeline, tmp_path: Path) -> None:
