@@ -154,6 +154,8 @@ def named_once(entries: list[Choice]) -> list[Choice]:
     """
     names = [entry.short for entry in entries]
     repeated = sorted({name for name in names if names.count(name) > 1})
+    if any("source" in entry.options for entry in entries if entry.short in repeated):
+        raise ValueError(f"has {', '.join(repeated)} more than once; write it once, with one source that has all")
     if repeated:
         raise ValueError(f"has {', '.join(repeated)} more than once; write it once, with the sum of the weights")
     return entries

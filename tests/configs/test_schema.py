@@ -146,6 +146,7 @@ def test_a_recipe_cannot_be_changed_after_it_was_checked():
         RewardConfig(name="gold", wieght=1.0)  # type: ignore[call-arg]
 
 
+DATA = {"name": "data", "source": "a.jsonl", "weight": 0.1}
 KL = {"name": "kl", "weight": 0.1}
 CRITIC: dict[str, Any] = {}
 PROBED = {"plan": {"probe": 1}}
@@ -162,6 +163,7 @@ SPINE = {"name": "spine", "splits": [0]}
         ({"reference": {}}, "no part of this recipe compares with the reference"),
         ({"objective": "forward", "penalties": [{"name": "w2", "weight": 0.1}]}, "use objective transition, or leave"),
         ({"penalties": [KL, KL]}, "has kl more than once; write it once, with the sum of the weights"),
+        ({"penalties": [DATA, DATA]}, "has data more than once; write it once, with one source that has all"),
         ({"sampler": {"plan": {"name": "branch", "splits": [0], "probe": 1}}}, "plan branch has no option 'probe'"),
         ({"sampler": {"plan": {"completions": [1, 2]}}}, "plan window has no option 'completions'"),
         ({"sampler": {"plan": {"spread": 4.0}}}, "'spread' is an option of plan branch (sampler.plan.spread)"),
