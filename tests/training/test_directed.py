@@ -115,6 +115,10 @@ def test_a_directed_run_that_is_resumed_goes_on_as_if_it_had_not_stopped(random_
             "with sampler.plan branch a state may become several images; use plan window without probe, or plan ode",
         ),
         (["sampler.plan.probe=1"], "with sampler.plan window a state may become several images"),
+        (
+            ["objective.surrogate={name: clip_nats, nats: 0.5}"],
+            "surrogate clip_nats bounds a ratio of densities in nats, and the ratio of objective directed says how far",
+        ),
         (["penalties=[{name: llds, weight: 0.1}]", "optimizer.updates=2"], "objective directed has no ratio of dens"),
     ],
 )

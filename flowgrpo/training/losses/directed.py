@@ -36,7 +36,16 @@ def _one_image_for_a_chain(recipe: Any, choice: Choice) -> list[str]:
     ]
 
 
-@needs(steps_to_score, _one_image_for_a_chain)
+def _no_densities(recipe: Any, choice: Choice) -> list[str]:
+    if choice["surrogate"].name != "clip_nats":
+        return []
+    return [
+        f"objective.surrogate clip_nats bounds a ratio of densities in nats, and the ratio of objective {choice.short} "
+        "says how far a velocity has moved; use surrogate spo or clip"
+    ]
+
+
+@needs(steps_to_score, _one_image_for_a_chain, _no_densities)
 class DirectedObjective(EdgeObjective):
     """Finite difference flow optimisation: all states of a trajectory are pulled along the images' differences.
 
