@@ -227,8 +227,9 @@ METHODS = (
     Method(
         "DiffusionOPD", "2605.15055", ("diffusion_opd",),
         "We could not read the code of the paper's authors; the recipe follows the code in UniRL, Flow-Factory and "
-        "verl-omni. Teachers are LoRAs of the model, or the model itself with another call. All prompts of an "
-        "iteration make one optimizer step; a published step has a batch of each teacher. Targets other than the "
+        "verl-omni. Teachers are LoRAs of the model, whole models with the same inputs and latents, or the model "
+        "itself with another call. All prompts of "
+        "an iteration make one optimizer step; a published step has a batch of each teacher. Targets other than the "
         "step and the velocity, and their division by the mean distance, are not here. With noise in the steps the "
         "loss is mode `gkd` of Flow-OPD (2605.08063); its other mode, which takes the distance as an advantage, is "
         "not here. With `of: velocity` and a window of one late step it is the loss of DanceOPD (2606.27377). The "

@@ -22,8 +22,18 @@ def _are_compared_with(recipe: Any, model: ModelConfig) -> list[str]:
     return ["nothing here compares with model.teachers; add penalty taught, or leave model.teachers out"]
 
 
+LORA_TEACHERS = (
+    "a LoRA teaches beside a frozen model, and train: full trains the model itself; write train: lora, or fuse the "
+    "LoRA into its model (`flowgrpo export RUN --merge --out FOLDER` does it for a run), and give the folder as the "
+    "teacher's path"
+)
+"""Why a run of all weights has no LoRA as a teacher, and what to write instead."""
+
+
 class TeacherConfig(Section):
-    """A frozen model with which penalty `taught` compares: the model of the run, with another LoRA or another call."""
+    """A frozen model with which penalty `taught` compares: the model of the run with another LoRA, another model with
+    the same inputs and latents, or the model of the run with another call.
+    """
 
     name: str | None = Field(
         None,
@@ -36,9 +46,30 @@ class TeacherConfig(Section):
         description="A LoRA of the model: a `.safetensors` file or a folder of diffusers or peft, or a finished run. "
         "By default the teacher is the model that training begins from.",
     )
+    path: str | None = Field(
+        None,
+        min_length=1,
+        description="A whole model in place of a LoRA: a finished run, a diffusers pipeline folder, or a hub id. Its "
+        "denoiser has the inputs and the latents of the model, and may have another size. Of a run of a LoRA, the "
+        "LoRA is taken.",
+    )
     call: dict[str, Any] = Field(
         default_factory=dict, description="Arguments that the teacher's call has in place of those in `model.call`."
     )
+
+    @model_validator(mode="after")
+    def _one_model(self) -> TeacherConfig:
+        if self.lora is not None and self.path is not None:
+            raise ValueError(
+                f"lora {self.lora} and path {self.path} are two models, and a teacher is one; leave one of them out, "
+                "or write two teachers"
+            )
+        return self
+
+    @property
+    def is_base(self) -> bool:
+        """Whether the teacher is the model that training begins from, maybe with another call."""
+        return self.lora is None and self.path is None
 
 
 class ModelConfig(Section):
@@ -97,11 +128,9 @@ class ModelConfig(Section):
     @model_validator(mode="after")
     def _frozen(self) -> ModelConfig:
         self.lora.check_trained(self.train)
-        if self.teachers and self.train == "full":
-            raise ValueError(
-                "teachers are LoRAs beside the trained LoRA, and train: full trains no LoRA; write train: lora, or "
-                "leave teachers out"
-            )
+        for place, teacher in enumerate(self.teachers):
+            if teacher.lora is not None and self.train == "full":
+                raise ValueError(f"teachers.{place}.lora is {teacher.lora}, and {LORA_TEACHERS}")
         if self.quantize is not None and self.train == "full":
             raise ValueError("quantize needs frozen weights, and train: full trains them; use train: lora")
         if self.quantize is not None and self.dtype != "bfloat16":

@@ -11,8 +11,8 @@ from ..parts.traits import keeps_base
 from ..training.images.images_beside import learned
 from ..training.planning import Forecast, kept_predictions
 from ..training.updating import one_average
-from ..weights.adapter_files import read_start
-from .models import Model
+from ..weights.adapter_files import StartAdapter
+from .models import Model, teacher_source
 
 BUCKET = 500_000_000
 """How many numbers DeepSpeed's tensor for adding gradients over processes has, even if there are fewer gradients."""
@@ -129,17 +129,17 @@ def resting(recipe: Recipe, model: Model, expected: Forecast, share: int, shares
 
 
 def teachers_of(recipe: Recipe, model: Model) -> int:
-    """Bytes of the LoRAs of teachers. A file that is not on this machine counts as a LoRA of the trained size."""
+    """Bytes of the weights of teachers. A LoRA that is not on this machine counts as one of the trained size."""
     config = recipe.model
     each = 2 if config.dtype == "bfloat16" and config.lora.compute == "base" else 4
-    return sum(each * _numbers(teacher.lora, model.trained) for teacher in config.teachers if teacher.lora is not None)
-
-
-def _numbers(lora: str, otherwise: int) -> int:
-    try:
-        return read_start(lora).numbers
-    except ValueError:
-        return otherwise
+    numbers = 0
+    for teacher in config.teachers:
+        source = teacher_source(teacher)
+        if isinstance(source, StartAdapter):
+            numbers += source.numbers
+        elif teacher.lora is not None:
+            numbers += model.trained
+    return each * numbers + model.teachers
 
 
 def at_once(resting: Mapping[str, int], passing: Mapping[str, int]) -> dict[str, int]:
@@ -168,9 +168,11 @@ def passing(recipe: Recipe, model: Model, shares: Shares, shown: Model) -> dict[
     # A mask is among what is kept for the gradient, and counts once.
     working = cost.working - cost.mask
     if recipe.model.gradient_checkpointing:
-        gradient, held = model.branches * cost.kept + model.rows * (cost.block + working), cost.kept + cost.block
+        kept, busy, held = cost.kept, model.rows * (cost.block + working), cost.kept + cost.block
     else:
-        gradient, held = model.branches * cost.saved + model.rows * working, cost.saved
+        kept, busy, held = cost.saved, model.rows * working, cost.saved
+    # A teacher evaluates the states while what the gradient needs is kept.
+    gradient = model.branches * kept + max(busy, model.teacher_working)
     away = waiting(recipe)
     encoding = {"encoding": model.encoders} if "text encoders" in away else {}
     # The image beside each prompt of a batch is one state more, whose activations are kept beside the batch's.

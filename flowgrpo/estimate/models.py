@@ -13,12 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from ..configs.image_recipe import ModelConfig
+from ..configs.image_recipe import ModelConfig, TeacherConfig
 from ..configs.sections import LoraConfig
 from ..pipelines.architectures import appended_tokens, architecture_of, built, latent_shape
 from ..pipelines.families import FAMILIES, Family, GuidedCalls
+from ..training.images.image_teachers import source_of
 from ..training.model_paths import DTYPES, call_arguments, model_folder
 from ..training.session import lora_spec
+from ..weights.adapter_files import StartAdapter
 from ..weights.blocks import repeated_blocks
 from ..weights.trained import TrainedWeights
 from .footprint import Footprint, decoding, footprint
@@ -43,7 +45,10 @@ class Model:
         prompt_bytes: bytes of a prompt's embeddings.
         branches: evaluations of the denoiser for one state.
         reference_branches: the same of the reference, whose call may have other arguments.
-        teacher_branches: the same of a teacher, on average over the teachers; 0 if there are none.
+        teacher_branches: the same of a teacher, on average over the teachers; 0 if there are none. An evaluation of a
+            whole teacher counts by its FLOPs, as so many of the denoiser.
+        teachers: bytes of the weights of whole teachers.
+        teacher_working: the most memory in use while a teacher's denoiser evaluates a state, in bytes.
         rows: how many of these evaluations are in one call.
         evaluation: cost of one evaluation.
         decode_flops, decode_bytes: cost of decoding one latent.
@@ -73,6 +78,8 @@ class Model:
     others: int = 0
     decoded_alone: bool = False
     teacher_branches: float = 0.0
+    teachers: int = 0
+    teacher_working: int = 0
 
 
 def model_of(config: ModelConfig, shown: bool = False, others: Sequence[Mapping[str, Any]] = ()) -> Model:
@@ -97,7 +104,6 @@ def model_of(config: ModelConfig, shown: bool = False, others: Sequence[Mapping[
     def with_changes(changes: Mapping[str, Any]) -> GuidedCalls:
         return family.evaluations({**call, **changes}, *modes)
 
-    teachers = [with_changes(teacher.call).number for teacher in config.teachers]
     # The embeddings of a call that encodes prompts in another way are kept beside the others.
     texts = sum({_encoding(family, {**call, **changes}, modes): with_changes(changes).texts
                  for changes in ({}, *others)}.values())  # fmt: skip
@@ -108,6 +114,10 @@ def model_of(config: ModelConfig, shown: bool = False, others: Sequence[Mapping[
     quantized = config.quantize is not None
     denoiser = _denoiser(path, config.pipeline, config.dtype, adapter, latent, tokens, beside, quantized)
     vae, decode_flops, decode_bytes = _decoder(path, config.dtype, latent)
+    calls = [with_changes(teacher.call) for teacher in config.teachers]
+    wholes = {source: _whole(config, path, source, latent, tokens, beside) for source in _paths(config) if source}
+    teachers = [None if source is None else wholes[source] for source in _paths(config)]
+    costs = [denoiser.evaluation if one is None else one.evaluation for one in teachers]
     return Model(
         denoiser=architecture.experts * denoiser.bytes,
         vae=vae,
@@ -124,7 +134,10 @@ def model_of(config: ModelConfig, shown: bool = False, others: Sequence[Mapping[
         prompt_bytes=texts * denoiser.prompt * dtype.itemsize,
         branches=evaluations.number,
         reference_branches=with_changes(config.reference_call).number,
-        teacher_branches=sum(teachers) / max(len(teachers), 1),
+        teacher_branches=sum(call.number * cost.forward for call, cost in zip(calls, costs))
+        / (max(len(calls), 1) * denoiser.evaluation.forward),
+        teachers=architecture.experts * sum(one.bytes for one in wholes.values()),
+        teacher_working=max((call.rows * cost.working for call, cost in zip(calls, costs)), default=0),
         rows=evaluations.rows,
         evaluation=denoiser.evaluation,
         decode_flops=decode_flops,
@@ -141,6 +154,36 @@ def _encoding(family: Family, call: Mapping[str, Any], modes: tuple[bool, int | 
     scales = {scale.name for group in (family.guidance, *family.further) for scale in group} | {"guidance_scale"}
     other = {name: call[name] for name in sorted(call) if name not in scales and name not in _OF_SIZE}
     return repr((family.evaluations(call, *modes), other))
+
+
+def teacher_source(teacher: TeacherConfig) -> StartAdapter | str | None:
+    """Where the weights of a teacher are; of a teacher that is not on this machine, its path."""
+    try:
+        return source_of(teacher, "model.teachers")
+    except ValueError:
+        return teacher.path
+
+
+def _paths(config: ModelConfig) -> list[str | None]:
+    """The pipelines of the teachers; None for a teacher that has the denoiser of the run."""
+    found = map(teacher_source, config.teachers)
+    return [source if isinstance(source, str) else None for source in found]
+
+
+def _whole(
+    config: ModelConfig,
+    path: str,
+    teacher: str,
+    latent: tuple[int, ...],
+    tokens: int,
+    beside: tuple[tuple[str, int], ...],
+) -> _Denoiser:
+    """The denoiser of a whole teacher, never in 8 bits; as large as the run's own if its shapes are not known."""
+    rest = config.pipeline, config.dtype, None, latent, tokens, beside, False
+    try:
+        return _denoiser(teacher, *rest)
+    except ValueError:
+        return _denoiser(path, *rest)
 
 
 _TEXTS = "encoder_hidden_states", "encoder_hidden_states_2", "pooled_projections", "text_embeds", "cap_feats"

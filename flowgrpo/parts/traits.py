@@ -134,5 +134,6 @@ def rewarded(recipe: Any) -> bool:
 
 
 def keeps_base(recipe: Any) -> bool:
-    """Whether a part compares with the base model, whose full weights must then be kept."""
-    return recipe.reference is None and bool(saying(recipe, "compares"))
+    """Whether a part or a teacher needs the base model, whose full weights must then be kept."""
+    compares = recipe.reference is None and bool(saying(recipe, "compares"))
+    return compares or any(teacher.is_base for teacher in recipe.model.teachers)

@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from ..weights.blocks import repeated_blocks
-from ..weights.trained import MODULE_NAMES, trainable_modules
+from ..weights.pipeline_folders import DENOISERS
+from ..weights.trained import trainable_modules
 
 __all__ = ["Quantized", "compile_blocks", "quantization", "quantize", "use_attention"]
 
@@ -42,7 +43,7 @@ def quantization(kind: Quantized) -> Any:
     chosen = _torchao(kind)
     from diffusers import PipelineQuantizationConfig, TorchAoConfig
 
-    return PipelineQuantizationConfig(quant_mapping={name: TorchAoConfig(chosen) for name in MODULE_NAMES})
+    return PipelineQuantizationConfig(quant_mapping={name: TorchAoConfig(chosen) for name in DENOISERS})
 
 
 def quantize(pipe: Any, kind: Quantized) -> None:

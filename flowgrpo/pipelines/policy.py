@@ -62,7 +62,8 @@ class FlowPolicy:
         reference_call: arguments that the call of the reference has in place of the denoiser's, such as a guidance
             scale. They must not change the layout of states; see `require_calls`.
         teachers: the names of the frozen teachers, each with the arguments that its call has in place of the
-            denoiser's. A teacher that `weights` does not know is the model that training began from.
+            denoiser's. A teacher that `weights` does not know is the model that training began from. A whole teacher
+            of `weights` has denoisers of its own, and the rest of the pipeline is the denoiser's.
         pool: the steps of which any iteration may train some; by default all but the last.
 
     Attributes:
@@ -229,18 +230,35 @@ class FlowPolicy:
     def require_calls(self, prompts: Sequence[str]) -> None:
         """Refuse a call of the reference or of a teacher that cannot be replayed, or has states of another layout.
 
+        Whole teachers are called with any call.
+
         Args:
             prompts: one or two texts.
 
         Raises:
-            ValueError: an argument is unknown, or changes the shape of the states or the noise levels.
+            ValueError: an argument is unknown, or changes the shape of the states or the noise levels; or a whole
+                teacher cannot be called.
             PipelineError: the pipeline's own loop is not reproduced with these arguments.
         """
-        calls: dict[str, Mapping[str, Any]] = {"model.reference_call": self.reference_call}
-        calls |= {f"model.teachers.{k}.call": call for k, call in enumerate(self.teachers.values())}
-        for key, changes in calls.items():
-            if changes:
-                self._require_call(key, changes, prompts)
+        if self.reference_call:
+            self._require_call("model.reference_call", self.reference_call, prompts)
+        for k, (name, changes) in enumerate(self.teachers.items()):
+            key = f"model.teachers.{k}"
+            if name not in self.weights.whole_teachers:
+                if changes:
+                    self._require_call(f"{key}.call", changes, prompts)
+                continue
+            try:
+                with self.weights.teacher(name):
+                    self._require_call(key, changes, prompts)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:
+                # A setting that no list has, such as the width of one more input, lets some layer fail.
+                raise ValueError(
+                    f"{key} cannot be called as the model is ({error}); name a pipeline with the latents and the texts "
+                    "of model.path"
+                ) from error
 
     def _require_call(self, key: str, changes: Mapping[str, Any], prompts: Sequence[str]) -> None:
         own = self.denoiser

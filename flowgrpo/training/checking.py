@@ -16,12 +16,12 @@ from ..rewards.given import score_of
 from ..rewards.registry import outline, servers
 from ..text.diffusion_models import check_block, type_of
 from ..text.seeing_types import may_see
-from ..weights.adapter_files import read_start
 from .balance import Balance
 from .credit.from_scores import Credit
 from .data import IMAGE, Data, PromptRow, column_names, prompt_path
 from .extensions.extension import Extensions
 from .images.conditioning import call_parameters, take_pictures
+from .images.image_teachers import check_teacher_weights
 from .images.images_beside import learned
 from .images.prompt_sizes import bucket_faults, note_frames, take_sizes, with_own_call
 from .lora_start import with_start
@@ -85,13 +85,11 @@ def check(recipe: AnyRecipe, *, reads_test: bool = False, fetches: bool = True) 
     found = Checked(recipe, fetches=fetches)
     found.data = check_data(found)
     found.attempt("model.lora.start", with_start, recipe)
+    _model(found)
     if isinstance(recipe, Recipe):
-        for place, teacher in enumerate(recipe.model.teachers):
-            if teacher.lora is not None:
-                found.attempt(f"model.teachers.{place}.lora", read_start, teacher.lora)
+        check_teacher_weights(found, recipe)
     if found.data is not None and not isinstance(recipe, MaskedRecipe):
         found.attempt("data.train", check_teachers, recipe.model, found.data.train.rows, recipe.data.train)
-    _model(found)
     _rate(found)
     _repeats(found)
     _note_columns(found)

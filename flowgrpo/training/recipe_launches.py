@@ -40,6 +40,11 @@ def check_shards(recipe: AnyRecipe) -> None:
             "full weights are sharded for pipelines of diffusers only; train a language model with model.train lora, "
             "or launch with --multi_gpu in place of --use_fsdp"
         )
+    if any(teacher.path is not None for teacher in recipe.model.teachers):
+        raise ValueError(
+            "a whole teacher (model.teachers[].path) is not cut into shards; launch with --use_deepspeed "
+            "--zero_stage 2 in place of --use_fsdp, or train a LoRA with model.train lora"
+        )
     if recipe.model.compile:
         raise ValueError("sharded blocks are not compiled; use model.compile false")
     if recipe.model.dtype == "float16":

@@ -40,6 +40,7 @@ from .folder.run_folder import RunFolder
 from .images.conditioning import take_pictures
 from .images.critic import Critic
 from .images.evaluator import Evaluator
+from .images.image_teachers import add_teachers
 from .images.prompt_sizes import SIDES, take_sizes
 from .images.sized_rollout import SizedPolicies
 from .lora_start import begin, with_start
@@ -65,7 +66,7 @@ from .reporting.reporter import Reporter
 from .reporting.tracking import Trackers
 from .stopping import Stop
 from .tasks import FlowTask, Task
-from .teachers import add_teachers, named
+from .teachers import named
 from .text.checked_prompts import Note, check_answers, check_prompts
 from .text.text_policy import TextPolicy, check_positions
 from .text.text_task import TextTask
@@ -251,11 +252,13 @@ def load_flow_task(
     if model.train == "lora":
         weights = TrainedWeights.lora(pipe, lora_spec(model.lora), seed=recipe.run.seed)
         begin(weights, recipe)
-        add_teachers(weights, model)
     else:
         weights = TrainedWeights.full(pipe, keep_reference=keeps_base(recipe), shard=shard, source=source)
     if shard is not None:
         place(pipe, device, model.offload)
+    if model.teachers:
+        doing("loading the teachers")
+        add_teachers(weights, model)
     weights.gradient_checkpointing(model.gradient_checkpointing)
     doing("preparing the pipeline")
     if model.compile:

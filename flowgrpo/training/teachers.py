@@ -1,19 +1,14 @@
-"""The frozen teachers of a run (`model.teachers`): which prompt has which, and LoRAs beside the trained one."""
+"""The frozen teachers of a run (`model.teachers`): which prompt has which."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from ..configs.image_recipe import ModelConfig, TeacherConfig
 from ..configs.text_recipe import LanguageModelConfig, LanguageTeacherConfig
-from ..weights.adapter_files import read_start
 from .data import PromptRow
 from .model_paths import check_folder, language_folder
-
-if TYPE_CHECKING:
-    # This imports the libraries of models, and a recipe is checked without them.
-    from ..weights.trained import TrainedWeights
 
 COLUMN = "teacher"
 T = TypeVar("T", TeacherConfig, LanguageTeacherConfig)
@@ -70,14 +65,3 @@ def check_model_of_teacher(key: str, path: str, pictures: bool) -> None:
         check_folder(language_folder(path), "text", pictures)
     except ValueError as error:
         raise ValueError(str(error).replace("model.path", key, 1)) from None
-
-
-def add_teachers(weights: TrainedWeights, model: ModelConfig) -> None:
-    """Put the LoRAs of the teachers beside the trained LoRA.
-
-    Raises:
-        ValueError: a LoRA cannot be read, or does not fit the model.
-    """
-    for name, teacher in named(model.teachers).items():
-        if teacher.lora is not None:
-            weights.add_teacher(name, read_start(teacher.lora), model.lora.compute)

@@ -16,6 +16,8 @@ from typing import Any
 from .json_files import read_json, read_json_object
 
 INDEX = "model_index.json"
+DENOISERS = ("transformer", "transformer_2", "unet")
+"""The names that a pipeline may give its denoisers."""
 # Pipelines of all classes call these components; text encoders may be left out.
 _NEEDED = ("transformer", "unet", "vae", "scheduler")
 _VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "*.model", "tokenizer_config.json")

@@ -28,6 +28,7 @@ from .masters import Masters
 from .merging import merge_adapters
 from .pieces import cut_as, whole
 from .pipeline_classes import adapter_of
+from .pipeline_folders import DENOISERS
 from .precision import cast_base
 from .saving import load_lora, new_folder, save_lora, save_modules, save_pipeline, untrained_parts
 
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Ema", "LoraSpec", "TrainedWeights", "cast_base", "trainable_modules"]
 
-MODULE_NAMES = ("transformer", "transformer_2", "unet")
-
 
 def trainable_modules(pipe: DiffusionPipeline) -> dict[str, nn.Module]:
     """The denoisers that a pipeline has, by component name: `transformer`, `transformer_2`, `unet`.
@@ -48,7 +47,7 @@ def trainable_modules(pipe: DiffusionPipeline) -> dict[str, nn.Module]:
     Raises:
         ValueError: the pipeline has no denoiser.
     """
-    modules = {name: getattr(pipe, name, None) for name in MODULE_NAMES}
+    modules = {name: getattr(pipe, name, None) for name in DENOISERS}
     found = {name: module for name, module in modules.items() if isinstance(module, nn.Module)}
     if not found:
         others = sorted(name for name, part in pipe.components.items() if isinstance(part, nn.Module))
@@ -72,6 +71,7 @@ class TrainedWeights:
         source: folder from which the pipeline was loaded, for `save` of full weights; None if it was made in memory.
         shards: how full weights are distributed over several processes; None if each process has them whole.
         steps: keeps processes in step that need each other for a backward pass; None if no process needs another.
+        whole_teachers: the names of the teachers that have denoisers of their own.
     """
 
     def __init__(
@@ -102,6 +102,7 @@ class TrainedWeights:
         exchange = exchanging if shards is None else shards.steps.exchange
         self._in_reference = False
         self._teachers: dict[str, Callable[[], AbstractContextManager[None]]] = {}
+        self.whole_teachers: set[str] = set()
         self._as_reference = exchange(partial(self._switch_reference, True), partial(self._switch_reference, False))
 
     @classmethod
@@ -429,6 +430,28 @@ class TrainedWeights:
             put_start(self.modules, ADAPTER, start)
         self._reference = [parameter.detach().clone() for parameter in self._computing().values()]
 
+    def add_whole_teacher(self, name: str, modules: Mapping[str, nn.Module]) -> None:
+        """Add frozen denoisers that take the place of the trained ones for `teacher`.
+
+        Args:
+            name: by which `teacher` knows them.
+            modules: as many as are trained, by the same names, on the same device. Several teachers may share them.
+
+        Raises:
+            ValueError: the names differ from the trained modules' names.
+        """
+        if set(modules) != set(self.modules):
+            raise ValueError(
+                f"the teacher has the denoisers {', '.join(modules)}, and the pipeline has {', '.join(self.modules)}; "
+                "use a teacher with the same denoisers"
+            )
+        for module in modules.values():
+            # No gradient is ever asked for. But torch chooses how to multiply by whether a weight can have one, and a
+            # teacher that equals the policy must predict the same to the last bit.
+            module.requires_grad_(self.kind == "full")
+        self._teachers[name] = partial(replaced, self.pipe, **modules)
+        self.whole_teachers.add(name)
+
     def add_teacher(self, name: str, teacher: StartAdapter, compute: Literal["base", "float32"] = "base") -> None:
         """Add a frozen LoRA beside the trained one, for `teacher`. It may have a rank and layers of its own.
 
@@ -441,7 +464,7 @@ class TrainedWeights:
             ValueError: all weights are trained, or the LoRA does not fit the modules.
         """
         if self.kind != "lora":
-            raise ValueError("a teacher is a LoRA beside the trained LoRA, and all weights are trained; train a LoRA")
+            raise ValueError("a LoRA teaches beside a trained LoRA, and all weights are trained; train a LoRA")
         for key, module in self.modules.items():
             known = {layer for layer, _ in module.named_modules()}
             if odd := [layer for layer in teacher.layers if layer not in known]:

@@ -1,4 +1,4 @@
-"""The files that a recipe names: prompts, code of rewards and parts, a LoRA to start from. Have they changed?
+"""The files that a recipe names: prompts, code of rewards and parts, a LoRA to start from, teachers. Have they changed?
 
 A run goes on to the same numbers only if it reads the same files again. So a checkpoint holds their sizes and checksums
 from the start of the process that wrote it, because a run does not read them again later. Code may import modules that
@@ -9,6 +9,7 @@ of this kind is measured for the first checkpoint after its import.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,12 +20,16 @@ from ...configs.yaml_text import parse_yaml
 from ...parts.foreign import is_own
 from ...parts.kinds import KINDS
 from ...parts.plugins import entry_points, source_of
+from ...weights.pipeline_folders import DENOISERS
 from .checkpoint import inputs_before, measured
+from .leftovers import RESULTS
 
 _UNREAD = "data.test"
 """No run reads this file, not even for a checksum."""
 _OURS = __name__.partition(".")[0]
 """This package, whose folder may be the folder of a reward."""
+_WEIGHTS = re.compile(r"model\.(lora\.start|teachers\.\d+\.(lora|path))")
+"""Keys that name weights, which may be a folder."""
 _MODULE = "module "
 """Beginning of the key of a module that other code has imported."""
 
@@ -32,8 +37,9 @@ _MODULE = "module "
 def measured_inputs(recipe: str) -> dict[str, Any]:
     """Size and checksum of each file that a recipe names, by the key that names it, such as `rewards.0.name`.
 
-    A module that the code of the recipe has imported from its own folder or package has the key `module NAME`. Folders
-    and files that cannot be read are left out.
+    A module that the code of the recipe has imported from its own folder or package has the key `module NAME`. The
+    weights of a LoRA to start from and of a teacher may be a folder or a run; their files have keys such as
+    `model.teachers.0.path/transformer/NAME`. Other folders, and files that cannot be read, are left out.
 
     Args:
         recipe: the recipe, as YAML.
@@ -123,6 +129,8 @@ class _Named:
                 files[key] = Path(named)
                 if named.endswith(".py"):
                     folders.add(str(Path(named).resolve().parent))
+            elif _WEIGHTS.fullmatch(key):
+                files |= {f"{key}/{name}": file for name, file in _weights_in(Path(text)).items()}
             elif (module := _module(text, points)) is not None and (file := _file_of(module)) is not None:
                 files[key] = Path(file)
                 packages.add(module.partition(".")[0])
@@ -183,6 +191,16 @@ def _file(text: str) -> str | None:
     places = (text, text.partition("?")[0], text.rpartition(":")[0])
     # Not `Path.is_file`, which raises for a text that is too long for a path.
     return next((place for place in places if os.path.isfile(place)), None)
+
+
+def _weights_in(folder: Path) -> dict[str, Path]:
+    """The files of weights of a folder, by path within it: of a LoRA or a model, of denoisers, or of a run's result."""
+    if (folder / "config.yaml").is_file():
+        results = (folder / name for name in RESULTS)
+        folder = next((result for result in results if result.is_dir()), folder)
+    places = (folder, *(folder / name for name in DENOISERS))
+    found = sorted(file for place in places for file in place.glob("*.safetensors"))
+    return {str(file.relative_to(folder)): file for file in found}
 
 
 def _texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
