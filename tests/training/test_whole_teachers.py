@@ -14,12 +14,16 @@ from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import dump_recipe, load_image_recipe, load_recipe
 from flowgrpo.estimate.estimates import estimate
 from flowgrpo.parts.traits import keeps_base
+from flowgrpo.pipelines.conformance.conform import TINY
+from flowgrpo.pipelines.denoiser import Denoiser
+from flowgrpo.pipelines.policy import FlowPolicy
 from flowgrpo.training.checking import check
 from flowgrpo.training.folder.run_folder import RunFolder
 from flowgrpo.training.recipe_launches import check_shards
 from flowgrpo.training.session import Session, start
 from flowgrpo.training.trainer import Trainer
-from flowgrpo.weights.whole_teachers import check_whole_teacher
+from flowgrpo.weights.trained import LoraSpec, TrainedWeights, trainable_modules
+from flowgrpo.weights.whole_teachers import check_whole_teacher, load_whole_teacher
 from tests.parts.own_parts import same_when_resumed
 from tests.training.test_processes import REWARDS, lines, require_equal, run_all
 from tests.training.test_teachers import NOISY, lora, predictions, words_of
@@ -250,6 +254,35 @@ def test_a_run_says_that_a_teacher_has_changed(random_pipeline, large, lora, tmp
         [said] = changed_inputs(recipe, measured_inputs(recipe), tmp_path)
         assert f"{folder / file} ({key}/{file})" in said
         (folder / file).write_bytes(before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", ["WanPipeline, 2.2 with two experts", "StableDiffusionXLPipeline", "SanaPipeline"])
+def test_the_denoisers_of_other_families_are_lent_as_well(key, tmp_path) -> None:
+    """At each step the velocity is the teacher's own pipeline's: of two experts, both are the teacher's."""
+    tiny = TINY[key]
+    student, teacher = tiny.fresh(), tiny.fresh()
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(4)
+        for module in trainable_modules(teacher).values():
+            for parameter in module.parameters():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    teacher.save_pretrained(tmp_path)
+    check_whole_teacher("model.teachers.0.path", tmp_path, None)
+    weights = TrainedWeights.lora(student, LoraSpec(rank=2, alpha=2.0), seed=0)
+    lent = load_whole_teacher("model.teachers.0.path", str(tmp_path), student, weights.modules, torch.float32)
+    weights.add_whole_teacher("whole", lent)
+    ours, theirs = (Denoiser(pipe, num_steps=4, call=tiny.call) for pipe in (student, teacher))
+    policy = FlowPolicy(ours, weights, teachers={"whole": {}})
+    policy.require_calls(["a red circle"])
+    x = torch.randn(1, *ours.probe.latent_shape, generator=torch.Generator().manual_seed(1))
+    for step in range(4):
+        with torch.no_grad():
+            own, expected = (denoiser.velocity(x, step, ["a red circle"]) for denoiser in (ours, theirs))
+            with policy.as_teacher("whole"):
+                found = ours.velocity(x, step, ["a red circle"])
+        assert torch.equal(found, expected)
+        assert not torch.equal(found, own)
 
 
 @pytest.mark.slow
