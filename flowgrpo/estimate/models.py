@@ -181,9 +181,12 @@ def _whole(
     """The denoiser of a whole teacher, never in 8 bits; as large as the run's own if its shapes are not known."""
     rest = config.pipeline, config.dtype, None, latent, tokens, beside, False
     try:
-        return _denoiser(teacher, *rest)
+        fits = (
+            architecture_of(teacher, config.pipeline).denoiser[0] == architecture_of(path, config.pipeline).denoiser[0]
+        )
     except ValueError:
-        return _denoiser(path, *rest)
+        fits = False
+    return _denoiser(teacher if fits else path, *rest)
 
 
 _TEXTS = "encoder_hidden_states", "encoder_hidden_states_2", "pooled_projections", "text_embeds", "cap_feats"
