@@ -25,7 +25,9 @@ from flowgrpo.training.trainer import Trainer
 from flowgrpo.weights.trained import LoraSpec, TrainedWeights, trainable_modules
 from flowgrpo.weights.whole_teachers import check_whole_teacher, load_whole_teacher
 from tests.parts.own_parts import same_when_resumed
-from tests.training.test_processes import REWARDS, lines, require_equal, run_all
+from tests.training import test_processes, test_sharding
+from tests.training.test_processes import REWARDS, lines, run_all
+from tests.training.test_sharding import FSDP
 from tests.training.test_teachers import NOISY, lora, predictions, words_of
 
 __all__ = ["lora"]
@@ -293,27 +295,43 @@ def test_the_denoisers_of_other_families_are_lent_as_well(key, kind, tmp_path) -
 
 
 @pytest.mark.slow
-def test_two_processes_give_the_run_of_one(random_pipeline, large, lora, tmp_path) -> None:
-    """Three prompts of two kinds of teachers, so that each process has another number of calls of each."""
+@pytest.mark.parametrize("sharded", [False, True])
+def test_two_processes_give_the_run_of_one(sharded, random_pipeline, large, lora, tmp_path) -> None:
+    """Three prompts of two teachers, so that each process has another number of calls of each.
+
+    With shards, both teachers are the base with a call, which is a copy of the weights in shards as well.
+    """
     rows = [{"prompt": f"a {color} circle", "teacher": name} for color, name in zip(["red", "blue", "green"], "aab")]
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    teachers = json.dumps([{"name": "a", "path": str(large)}, {"name": "b", "lora": str(lora)}])
+    kinds: list[dict[str, Any]] = [{"path": str(large)}, {"lora": str(lora)}]
+    if sharded:
+        kinds = [{"call": {"guidance_scale": scale}} for scale in (3.0, 6.0)]
+    teachers = json.dumps([{"name": name, **kind} for name, kind in zip("ab", kinds)])
     rewards = tmp_path / "rewards.py"
     rewards.write_text(REWARDS)
     recipe = load_recipe("diffusion_opd", words_of(
         random_pipeline, f"data.train={prompts}", f"model.teachers={teachers}", "run.iterations=2",
         "rollout={prompts: 3, group: 2, batch: 2, decode_batch: 2}", "optimizer.eps=0.01",
-        "optimizer.learning_rate=0.5", f"rewards=[{{name: '{rewards}:level'}}]",
+        f"rewards=[{{name: '{rewards}:level'}}]",
+        *(["model.train=full", "optimizer.learning_rate=0.02"] if sharded else ["optimizer.learning_rate=0.5"]),
     ))  # fmt: skip
     (tmp_path / "recipe.yaml").write_text(dump_recipe(recipe))
-    jobs = [
-        {"words": ["train", str(tmp_path / "recipe.yaml"), "--out", str(tmp_path / log)], "log": log, "count": count}
-        for log, count in (("one", 1), ("two", 2))
-    ]
-    run_all(jobs, tmp_path)
+    words = ["train", str(tmp_path / "recipe.yaml"), "--out"]
+    run_all(
+        [
+            {"words": [*words, str(tmp_path / "one")], "log": "one", "count": 1},
+            {
+                "words": [*words, str(tmp_path / "two")],
+                "log": "two",
+                "count": 2,
+                "environment": FSDP if sharded else {},
+            },
+        ],
+        tmp_path,
+    )
     assert json.loads((tmp_path / "two.json").read_text()) == [0, 0], (tmp_path / "two-0.txt").read_text()
-    require_equal(tmp_path / "two", tmp_path / "one")
+    (test_sharding if sharded else test_processes).require_equal(tmp_path / "two", tmp_path / "one")
     assert [line["taught"] > 0 for line in lines(tmp_path / "two", "metrics.jsonl")[:2]] == [True, True]
 
 
