@@ -1,5 +1,6 @@
 """Teachers that are whole models: whose predictions they are, beside LoRAs and the reference, and what is refused."""
 
+import functools
 import json
 import shutil
 from pathlib import Path
@@ -14,14 +15,18 @@ from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import dump_recipe, load_image_recipe, load_recipe
 from flowgrpo.estimate.estimates import estimate
 from flowgrpo.parts.traits import keeps_base
+from flowgrpo.pipelines import acceleration
+from flowgrpo.pipelines.acceleration import compile_blocks
 from flowgrpo.pipelines.conformance.conform import TINY
 from flowgrpo.pipelines.denoiser import Denoiser
 from flowgrpo.pipelines.policy import FlowPolicy
+from flowgrpo.training import session
 from flowgrpo.training.checking import check
 from flowgrpo.training.folder.run_folder import RunFolder
 from flowgrpo.training.recipe_launches import check_shards
 from flowgrpo.training.session import Session, start
 from flowgrpo.training.trainer import Trainer
+from flowgrpo.weights.blocks import repeated_blocks
 from flowgrpo.weights.trained import LoraSpec, TrainedWeights, trainable_modules
 from flowgrpo.weights.whole_teachers import check_whole_teacher, load_whole_teacher
 from tests.parts.own_parts import same_when_resumed
@@ -292,6 +297,39 @@ def test_the_denoisers_of_other_families_are_lent_as_well(key, kind, tmp_path) -
                 found = ours.velocity(x, step, ["a red circle"])
         assert torch.equal(found, expected)
         assert not torch.equal(found, own)
+
+
+@pytest.mark.slow
+def test_a_whole_teacher_computes_as_the_model_does(random_pipeline, large, tmp_path, monkeypatch) -> None:
+    """With the same kernels of attention, and with compiled blocks; teachers with the same path share their weights."""
+    asked = []
+    monkeypatch.setattr(acceleration, "use_attention", lambda pipe, name: asked.append((pipe.transformer, name)))
+    monkeypatch.setattr(session, "use_attention", lambda pipe, name: None)
+    for module in (acceleration, session):
+        monkeypatch.setattr(module, "compile_blocks", functools.partial(compile_blocks, backend="aot_eager"))
+    teachers = [
+        {"name": name, "path": str(path)} for name, path in (("a", large), ("b", random_pipeline), ("c", large))
+    ]
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": "a red circle", "teacher": name}) + "\n" for name in "bb"))
+    words = [
+        f"model.teachers={json.dumps(teachers)}",
+        "model.compile=true",
+        "model.attention=native",
+        "model.train=full",
+    ]
+    trainer = trainer_of(random_pipeline, tmp_path / "run", *words, f"data.train={prompts}")
+    policy, found = trainer.task.policy, {}
+    for name in "abc":
+        with policy.as_teacher(name):
+            found[name] = policy.denoiser.pipe.transformer
+    assert found["a"] is found["c"]
+    assert asked == [(found["a"], "native"), (found["b"], "native")]
+    for module in found.values():
+        assert all(block._compiled_call_impl is not None for block in repeated_blocks(module))
+    _, e = trainer.collect(0)
+    scored = policy.score(e, *next(trainer.objective.batches(e, 0, None)))
+    assert scored.to_teacher().detach().abs().max() == 0.0
 
 
 @pytest.mark.slow
