@@ -72,7 +72,8 @@ class LanguageTeacherConfig(Section):
     )
     path: str = Field(
         min_length=1,
-        description="A model with the same tokenizer: `arithmetic` (embedded), a transformers folder, or a hub id.",
+        description="A model with the same tokenizer: `arithmetic` (embedded), a transformers folder, a hub id, or a "
+        "finished run that trained all weights.",
     )
 
 

@@ -28,6 +28,7 @@ from ..training.data import PromptRow
 from ..training.model_paths import DTYPES, language_folder
 from ..training.prompts.chosen_prompts import places_of
 from ..training.session import lora_spec
+from ..training.teachers import language_teacher
 from ..training.text.whole_answers import compares
 from .estimates import GIB, GPUS, Gpu, memory_lines
 from .footprint import Attention, FlopTally, GroupedProduct, LiveBytes
@@ -218,7 +219,7 @@ def _language(recipe: TextRecipe, path: str) -> LanguageModel:
 
 def _teachers(recipe: TextRecipe) -> dict[str, int]:
     """Bytes of the frozen models that teach, if there are any."""
-    paths = {language_folder(teacher.path) for teacher in recipe.model.teachers}
+    paths = {language_teacher(teacher.path) for teacher in recipe.model.teachers}
     weights = [tensor for path in sorted(paths) for tensor in held(_language(recipe, path).model)]
     return {"teachers": sum(tensor.numel() * tensor.element_size() for tensor in weights)} if paths else {}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TypeVar
 
 from ..configs.image_recipe import ModelConfig, TeacherConfig
@@ -50,18 +51,44 @@ def check_teachers(model: ModelConfig | LanguageModelConfig, rows: Sequence[Prom
             )
 
 
+def language_teacher(path: str, key: str = "model.teachers") -> str:
+    """The folder or hub id of a language model that teaches: as `language_folder` takes it, or a finished run.
+
+    Args:
+        path: of the recipe.
+        key: of the recipe, for messages.
+
+    Raises:
+        ValueError: it looks like a path, but there is no model, or the run has only a LoRA.
+    """
+    folder = Path(path)
+    if (folder / "config.yaml").is_file() and not (folder / "config.json").exists():
+        if (folder / "model" / "config.json").is_file():
+            return str(folder / "model")
+        if (folder / "lora").is_dir():
+            raise ValueError(
+                f"{key} {path!r} is a run of a LoRA; add the LoRA into its model with `flowgrpo export {path} --merge "
+                "--out FOLDER`, and give FOLDER"
+            )
+    try:
+        return language_folder(path)
+    except ValueError as error:
+        raise ValueError(str(error).replace("model.path", key, 1)) from None
+
+
 def check_model_of_teacher(key: str, path: str, pictures: bool) -> None:
     """Check the folder of a language model that teaches, as far as it is on this machine.
 
     Args:
         key: of the recipe, for messages.
-        path: folder or hub id.
+        path: folder, run or hub id.
         pictures: whether it is shown pictures.
 
     Raises:
         ValueError: there is no such model, or it cannot teach.
     """
+    folder = language_teacher(path, key)
     try:
-        check_folder(language_folder(path), "text", pictures)
+        check_folder(folder, "text", pictures)
     except ValueError as error:
-        raise ValueError(str(error).replace("model.path", key, 1)) from None
+        raise ValueError(f"{key}: {error}") from None

@@ -208,6 +208,26 @@ def test_one_model_with_two_names_is_held_once(two: tuple[list[str], dict[str, P
     assert first.language.model is second.language.model
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("train", ["full", "lora"])
+def test_a_run_may_teach(small_text: list[str], tmp_path: Path, train: str) -> None:
+    words = [*small_text, f"model.train={train}", "run.iterations=1"]
+    run = tmp_path / "taught"
+    trainer_of(words, run).train()
+    lines = [*small_text, ALL, f"model.teachers=[{{path: {run}}}]"]
+    faults = check(load_recipe("text", lines)).texts("fault")
+    if train == "lora":
+        assert faults == [
+            f"model.teachers.0.path '{run}' is a run of a LoRA; add the LoRA into its model with `flowgrpo export "
+            f"{run} --merge --out FOLDER`, and give FOLDER"
+        ]
+        return
+    assert not faults
+    found = load_language_model(f"{run}/model").model.state_dict()
+    [own] = trainer_of(lines, tmp_path / "other").objective._teachers.values()  # type: ignore[attr-defined]
+    assert all(torch.equal(value, found[name]) for name, value in own.language.model.state_dict().items())
+
+
 def test_a_prompt_that_names_no_teacher_is_told(two: tuple[list[str], dict[str, Path]], tmp_path: Path) -> None:
     words, _ = two
     prompts = tmp_path / "untaught.jsonl"

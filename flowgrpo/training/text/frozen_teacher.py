@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING
 
-from ..model_paths import language_folder, loading_options
-from ..teachers import named
+from ..model_paths import loading_options
+from ..teachers import language_teacher, named
 
 if TYPE_CHECKING:
     # This imports the libraries of models, and a recipe is read without them.
@@ -37,7 +37,7 @@ def frozen_teachers(policy: TextPolicy) -> dict[str, TextPolicy]:
 def _frozen(policy: TextPolicy, path: str) -> TextPolicy:
     from ...text.model import load_language_model
 
-    language = load_language_model(language_folder(path), **loading_options(policy.recipe.model))
+    language = load_language_model(language_teacher(path), **loading_options(policy.recipe.model))
     _require_same_tokens(policy.language, language, path)
     language.model.requires_grad_(False).to(policy.device)
     teacher = copy.copy(policy)
