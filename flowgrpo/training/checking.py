@@ -222,6 +222,7 @@ def _call(found: Checked, recipe: Recipe) -> None:
     changes |= {f"teachers.{k}.call": teacher.call for k, teacher in enumerate(recipe.model.teachers)}
     for key, changed in changes.items():
         faults += argument_faults(parameters, changed, f"model.{key}.", "the pipeline")
+        found.attempt(f"model.{key}", with_pictures_read, changed, f"model.{key}.")
     note = f"{Path(folder) / RECOMMENDED}: call."
     faults += argument_faults(parameters, {k: v for k, v in advised.items() if k not in given}, note, "the pipeline")
     found.findings += [Fault("fault", fault, "model.call") for fault in faults]

@@ -335,9 +335,12 @@ def flow_policy(recipe: Recipe, denoiser: Denoiser, weights: TrainedWeights) -> 
         batch=rollout.batch,
         decode_batch=rollout.decode_batch,
         store=rollout.store,
-        reference_call=recipe.model.reference_call,
+        reference_call=with_pictures_read(recipe.model.reference_call, "model.reference_call."),
         pool=steps_to_train(recipe),
-        teachers={name: teacher.call for name, teacher in named(recipe.model.teachers).items()},
+        teachers={
+            name: with_pictures_read(teacher.call, f"model.teachers.{k}.call.")
+            for k, (name, teacher) in enumerate(named(recipe.model.teachers).items())
+        },
     )
 
 

@@ -104,6 +104,15 @@ def test_evaluations_may_show_a_picture_of_their_own(tmp_path: Path) -> None:
     )
     assert not torch.equal(shown(own), shown(plain))
     assert torch.equal(own.collect(0)[1].samples, plain.collect(0)[1].samples)
+    # The reference and a teacher may be shown a picture, too. Then they differ from the model from the start.
+    kl = "penalties=[{name: kl, weight: 0.1}]"
+    [fault] = check(load_recipe("mixgrpo_guard", [*words, kl, "model.reference_call={image: gone.png}"])).texts("fault")
+    assert fault.startswith("model.reference_call.image: the picture gone.png does not exist")
+    reference = [kl, f"model.reference_call={{image: {tmp_path}/shown.png}}"]
+    assert trainer_of(tmp_path / "reference", *words, *reference).iterate(0)["kl"] > 0
+    taught = ["objective=visited", "penalties=[{name: taught, weight: 1.0}]", "sampler.plan={name: ode, window: all}"]
+    taught += [f"model.teachers=[{{call: {{image: {tmp_path}/shown.png}}}}]"]
+    assert trainer_of(tmp_path / "taught", *words, *taught).iterate(0)["taught"] > 0
 
 
 def test_outside_a_run_images_are_made_as_in_its_evaluations(small, random_pipeline, tmp_path: Path) -> None:
