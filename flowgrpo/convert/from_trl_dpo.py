@@ -39,6 +39,7 @@ NOT_HERE = (
     Missing("tools", (), "there are no tool calls here"),
 )
 WITHOUT_EFFECT = {
+    "pad_token": "padding is masked, whatever its token",
     "loss_weights": "there is one loss",
     "label_smoothing": "the loss of this file does not read it",
     "rpo_alpha": "the loss of this file does not read it",

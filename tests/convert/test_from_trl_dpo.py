@@ -115,3 +115,10 @@ def test_weights_that_do_not_fit_the_losses_are_told(tmp_path: Path) -> None:
         ValueError, match=r"loss_weights is \[1\.0\]; write a list of 2 numbers, one for each loss_type"
     ):
         converted(tmp_path, loss_type=["sigmoid", "sft"], loss_weights=[1.0])
+
+
+def test_the_padding_token_has_no_effect(tmp_path: Path) -> None:
+    """The JSON of every DPOConfig has it, hidden as a secret."""
+    _, lines, _ = converted(tmp_path, pad_token="<PAD_TOKEN>")
+    assert not any("pad_token" in line for line in lost(lines))
+    assert any("pad_token" in line for line in lines)
