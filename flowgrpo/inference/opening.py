@@ -21,7 +21,6 @@ from ..pipelines.denoiser import Denoiser
 from ..pipelines.placement import place
 from ..pipelines.policy import FlowPolicy
 from ..pipelines.prompt_cache import PromptCache
-from ..training.checking import call_faults
 from ..training.data import PromptRow
 from ..training.distributed.processes import launched
 from ..training.folder.run_folder import refuse_part_of_run
@@ -34,6 +33,7 @@ from ..training.model_paths import DTYPES, call_arguments, load_pipeline, model_
 from ..training.planning import steps_of
 from ..training.prompt_embeddings import SPARE_EMBEDDINGS
 from ..training.prompts.prompt_rows import Size
+from ..training.recipe_models import call_faults
 from ..training.session import flow_policy, lora_spec
 from ..weights.adapters import scale_adapters
 from ..weights.json_files import read_json_object

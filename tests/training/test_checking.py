@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from flowgrpo.configs.load import RecipeError, load_recipe, recipe_names
-from flowgrpo.training import checking, prompt_lengths
+from flowgrpo.training import checking, prompt_lengths, recipe_models
 from flowgrpo.training.checking import check
 from flowgrpo.training.model_paths import language_folder
 
@@ -99,7 +99,7 @@ def test_prompts_that_stand_twice_and_lines_of_json_are_noted(tmp_path: Path):
 
 def test_of_a_long_file_some_prompts_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(prompt_lengths, "MOST", 4)
-    monkeypatch.setattr(checking, "MOST_ENCODED", 10)
+    monkeypatch.setattr(recipe_models, "MOST_ENCODED", 10)
     long = "a red star " * 20
     (tmp_path / "p.txt").write_text("".join(f"{long if k in (3, 4) else 'a'}\n" for k in range(11)))
     words = [f"data.train={tmp_path / 'p.txt'}", "model.release_text_encoders=true", *ABOUT_PICTURES]
@@ -113,7 +113,7 @@ def test_of_a_long_file_some_prompts_are_looked_at(tmp_path: Path, monkeypatch: 
 
 
 def test_captions_beside_a_rollout_are_looked_at_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(checking, "MOST_ENCODED", 10)
+    monkeypatch.setattr(recipe_models, "MOST_ENCODED", 10)
     file, size = tmp_path / "images.jsonl", (32, 32)
     Image.new("RGB", size).save(tmp_path / "a.png")
     rows = [{"prompt": "a red star " * (20 if k == 3 else 1), "image": "a.png"} for k in range(11)]
@@ -133,7 +133,7 @@ def test_lengths_of_heldout_prompts_are_those_of_the_call_of_evaluations(monkeyp
         limits[source] = call.get("max_sequence_length")
         return []
 
-    monkeypatch.setattr(checking, "long_prompts", note)
+    monkeypatch.setattr(recipe_models, "long_prompts", note)
     words = ["model.call.max_sequence_length=16", "evaluate.call={max_sequence_length: 8}"]
     assert check(load_recipe("ddrl", words)).texts("fault") == []
     assert limits == {"scenes:train": 16, "scenes:heldout": 8, "scenes:pairs": 16}

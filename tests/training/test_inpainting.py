@@ -22,10 +22,11 @@ from flowgrpo.pipelines.conformance.conform import check_folder
 from flowgrpo.pipelines.conformance.images import sd3_parts
 from flowgrpo.pipelines.conformance.tiny import Tiny
 from flowgrpo.pipelines.pictures import Picture
-from flowgrpo.training.checking import call_faults, check
+from flowgrpo.training.checking import check
 from flowgrpo.training.data import Data, PromptStream, read_prompts, with_conditions
 from flowgrpo.training.images import conditioning
 from flowgrpo.training.images.conditioning import call_parameters, take_pictures
+from flowgrpo.training.recipe_models import call_faults
 from flowgrpo.training.session import start
 from tests.training import ranks
 from tests.training.test_sharding import FSDP, require_equal
