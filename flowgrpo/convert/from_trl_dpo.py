@@ -8,8 +8,9 @@ from typing import Any
 
 from .conversion import Conversion, Missing, PlainRow
 from .foreign_settings import ForeignSettings
-from .from_trl import ENDINGS, PROMPTS, hub_set, length_settings, model_settings, optimizer_settings
+from .from_trl import ENDINGS, PROMPTS, hub_set
 from .trl_keys import DEFAULTS, IDLE, MISSING
+from .trl_settings import length_settings, model_settings, optimizer_settings
 
 OF_DPO = {**DEFAULTS, "loss_type": ["sigmoid"], "beta": 0.1, "max_length": 1024, "f_divergence_type": "reverse_kl"}
 """What a DPOConfig takes where the file says nothing (version 1.16)."""
