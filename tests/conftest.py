@@ -24,7 +24,8 @@ from flowgrpo.cli import app as cli
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.configs.schema import Recipe
 from flowgrpo.text.model import LanguageModel, load_language_model
-from flowgrpo.worlds.arithmetic.problems import build_character_tokenizer, build_model, save_tokenizer
+from flowgrpo.worlds.arithmetic.problems import build_character_tokenizer, build_model
+from tests.random_language import save_random
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -99,19 +100,9 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 
 @pytest.fixture(scope="session")
 def random_language_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("language") / "model"
     tokenizer = build_character_tokenizer()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
-        model = build_model(len(tokenizer), width=32, layers=2, heads=2)
-    # Larger weights than a new model has, so that its distributions are far from uniform and differ by prompt.
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.mul_(8)
-    model.save_pretrained(folder)
-    save_tokenizer(tokenizer, folder)
-    return folder
+    folder = tmp_path_factory.mktemp("language") / "model"
+    return save_random(folder, tokenizer, lambda: build_model(len(tokenizer), width=32, layers=2, heads=2))
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,9 @@ from flowgrpo.text.model import load_language_model
 from flowgrpo.training.checking import check
 from flowgrpo.training.text.text_policy import Completions
 from flowgrpo.training.trainer import Trainer
-from flowgrpo.worlds.arithmetic.problems import build_character_tokenizer, build_model, save_tokenizer
+from flowgrpo.worlds.arithmetic.problems import build_character_tokenizer, build_model
 from tests.parts.own_parts import same_when_resumed
+from tests.random_language import save_random
 from tests.training.test_distilled import same_gradient
 from tests.training.test_text import gradient, task_of
 from tests.training.text_runs import trainer_of
@@ -30,16 +32,8 @@ def saved(folder: Path, *, seed: int = 9, more: int = 0, words: tuple[str, ...] 
     """A random model of another width, whose table has `more` rows than it has tokens, and further tokens."""
     tokenizer = build_character_tokenizer()
     tokenizer.add_tokens(list(words))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = build_model(len(tokenizer) + more, width=16, layers=1, heads=2)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.mul_(8)
-    model.save_pretrained(folder)
-    save_tokenizer(tokenizer, folder)
-    return folder
+    made = partial(build_model, len(tokenizer) + more, width=16, layers=1, heads=2)
+    return save_random(folder, tokenizer, made, seed=seed)
 
 
 @pytest.fixture

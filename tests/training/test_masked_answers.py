@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from flowgrpo.training.folder.run_folder import RunFolder
 from flowgrpo.training.session import Session
 from flowgrpo.training.trainer import Trainer
 from flowgrpo.worlds.arithmetic.masked_building import MASK, build_masked_model
-from flowgrpo.worlds.arithmetic.problems import build_character_tokenizer, save_tokenizer
+from flowgrpo.worlds.arithmetic.problems import build_character_tokenizer
+from tests.random_language import save_random
 from tests.simulated import simulated_device
 from tests.text.diffusion_folders import dream_folder, llada2_folder, llada_folder, sdar_folder
 from tests.training import ranks
@@ -28,19 +30,11 @@ from tests.training import ranks
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = tmp_path_factory.mktemp("masked") / "model"
     tokenizer = build_character_tokenizer()
     tokenizer.add_special_tokens({"mask_token": MASK})
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
-        model = build_masked_model(len(tokenizer), width=32, layers=2, heads=2)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.mul_(6)
-    model.save_pretrained(found)
-    save_tokenizer(tokenizer, found)
-    return found
+    found = tmp_path_factory.mktemp("masked") / "model"
+    made = partial(build_masked_model, len(tokenizer), width=32, layers=2, heads=2)
+    return save_random(found, tokenizer, made, factor=6)
 
 
 @pytest.fixture
