@@ -25,9 +25,9 @@ OWN_LOADER = {name for name, tiny in TINY.items() if tiny.adjust is not None or 
 def load_as_the_kit_does(name: str, patch: pytest.MonkeyPatch) -> None:
     """Give sessions and commands the call of a tiny instance, and where its folder lacks a part the instance itself."""
     tiny = TINY[name]
-    for module in ("training.checking", "training.session", "inference.opening"):
+    for module in ("training.recipe_models", "training.session", "inference.opening"):
         patch.setattr(f"flowgrpo.{module}.call_arguments", lambda folder, given: {**tiny.call, **given})
-        if name in OWN_LOADER and module != "training.checking":
+        if name in OWN_LOADER and module != "training.recipe_models":
             patch.setattr(f"flowgrpo.{module}.load_pipeline", lambda folder, dtype, *rest: tiny.loaded(folder, dtype))
 
 
