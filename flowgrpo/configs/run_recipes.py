@@ -5,22 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from .image_recipe import EvaluateConfig
-from .masked_recipe import MaskedEvaluateConfig
-from .text_recipe import TextEvaluateConfig
 from .yaml_text import parse_yaml, read_text
 
 NO_MEASURE = ("every", "quick", "results", "batch")
 """Settings of evaluations on which no score depends, but for rounding."""
-DEFAULTS: dict[str, Any] = {
-    name: field.get_default(call_default_factory=True)
-    for section in (EvaluateConfig, MaskedEvaluateConfig, TextEvaluateConfig)
-    for name, field in section.model_fields.items()
-}
-"""The settings of evaluations, of all tasks, with what holds where an earlier version did not write them."""
 ITERATION = re.compile(r"iter-(\d{1,8})")
 """The name of a folder of an iteration."""
 
@@ -33,7 +25,22 @@ def recipes_of(run: Path) -> Iterator[tuple[int, Path]]:
 
 def measure(settings: Mapping[str, Any]) -> dict[str, Any]:
     """What scores depend on, among the settings of evaluations; what is not there is at its default."""
-    return {key: value for key, value in {**DEFAULTS, **settings}.items() if key not in NO_MEASURE}
+    return {key: value for key, value in {**_defaults(), **settings}.items() if key not in NO_MEASURE}
+
+
+@cache
+def _defaults() -> dict[str, Any]:
+    """The settings of evaluations, of all tasks, with what holds where an earlier version did not write them."""
+    # These import torch, and the command line is imported without it.
+    from .image_recipe import EvaluateConfig
+    from .masked_recipe import MaskedEvaluateConfig
+    from .text_recipe import TextEvaluateConfig
+
+    return {
+        name: field.get_default(call_default_factory=True)
+        for section in (EvaluateConfig, MaskedEvaluateConfig, TextEvaluateConfig)
+        for name, field in section.model_fields.items()
+    }
 
 
 def measured_alike_since(run: Path, iteration: int | None = None) -> int:
