@@ -17,7 +17,7 @@ def save_random(folder: Path, tokenizer: Any, build: Callable[[], Any], *, seed:
         tokenizer: of the model.
         build: makes the model with random weights.
         seed: of the weights.
-        factor: weights that are matrices are so many times as large as those of a new model.
+        factor: each matrix is multiplied by it, because the matrices of a new model are small.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

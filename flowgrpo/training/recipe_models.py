@@ -133,7 +133,7 @@ def _note_encoded(found: Checked, recipe: Recipe, data: Data) -> None:
 
 
 def _note_long_prompts(found: Checked, recipe: Recipe, data: Data, call: Any, parameters: Parameters) -> None:
-    """Note prompts whose ends are cut off, those of the images beside rollouts included."""
+    """Note prompts whose ends are cut off, also among the captions of images beside rollouts."""
     shown = {**call, **recipe.evaluate.call}
     for source, rows, given in (
         (recipe.data.train, data.train.rows, call),

@@ -75,7 +75,7 @@ class DistilledObjective(TokenObjective):
         direction: `reverse` is the KL of the policy from its teacher, `forward` the KL of the teacher from the policy,
             `jsd` the generalised Jensen-Shannon divergence, which lies between them and is bounded.
         beta: for `jsd`, the share of the teacher in the mixture with which both are compared (GKD, Eq. 2); 0.5 if left
-            out. Near 0 its gradient is that of beta times the forward KL, near 1 of 1 - beta times the reverse KL.
+            out. Near 0 the divergence is beta times the forward KL, near 1 it is 1 - beta times the reverse KL.
         top: the divergence is over so many tokens that are likeliest for the teacher, and one bin for all other tokens.
         doubt: the divergence of a token has the weight e^(-doubt H), where H is the teacher's entropy in nats. So an
             unsure teacher teaches less.

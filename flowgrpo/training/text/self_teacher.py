@@ -22,7 +22,7 @@ class Target:
     """What one or several teachers of a batch of R completions of up to T tokens predict.
 
     Attributes:
-        taught: [R] bool, completions that have one of these teachers. The other attributes are 0 for the others.
+        taught: [R] bool, completions that have a teacher among them. The other attributes are 0 for the others.
         ids: [R, T, K] the tokens that are likeliest for the teacher.
         log_probs: [R, T, K] their log-probs under the teacher.
         entropy: [R, T] of the teacher, in nats.
