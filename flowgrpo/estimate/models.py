@@ -227,13 +227,13 @@ def _denoiser(
     module = built(name, config, dtype)
     size, modules = _bytes(module) - (_saved_by_quantizing(module) if quantized else 0), {"transformer": module}
     pipe: Any = SimpleNamespace(components=modules)
-    if adapter:
-        spec = lora_spec(LoraConfig.model_validate_json(adapter))
-        weights = TrainedWeights.lora(pipe, spec, seed=0, modules=modules)
-    else:
-        weights = TrainedWeights.full(pipe, modules=modules)
     settings: Any = {**module.config, **architecture.inputs, **dict(beside)}  # type: ignore[dict-item]
     with torch.device("meta"):
+        if adapter:
+            spec = lora_spec(LoraConfig.model_validate_json(adapter))
+            weights = TrainedWeights.lora(pipe, spec, seed=0, modules=modules)
+        else:
+            weights = TrainedWeights.full(pipe, modules=modules)
         family = FAMILIES[name]
         inputs = tree_map_only(Tensor, lambda value: value.to(dtype), family.inputs(settings, latent, tokens, ROWS))
         evaluation = footprint(module, inputs, ROWS, alike=family.alike)
