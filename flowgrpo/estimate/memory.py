@@ -58,9 +58,10 @@ def _share(numbers: int, processes: int) -> int:
 
 def averages_of(recipe: AnyRecipe) -> int:
     """How many averages of the trained weights a run keeps."""
-    saved, old, compared = recipe.optimizer.ema, *(recipe.objective.get(name) for name in ("old", "compared"))
+    saved, old = recipe.optimizer.ema, recipe.objective.get("old")
+    compared = [recipe.objective.get(name) for name in ("compared", "ema")]
     reference = recipe.reference if isinstance(recipe, Recipe) else None
-    asked = (saved, reference, compared, None if one_average(saved, old) else old)
+    asked = (saved, reference, *compared, None if one_average(saved, old) else old)
     return sum(average is not None for average in asked)
 
 

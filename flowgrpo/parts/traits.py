@@ -128,9 +128,15 @@ def rewarded(recipe: Any) -> bool:
     """Whether rewards have a part in the loss of a recipe, and are not only reported."""
     if recipe.task != "text":
         return trained(recipe) != "states"
-    # A model teaches every completion, unless an extension says which of them it teaches.
-    all_taught = bool(recipe.model.teachers) and not offered(recipe, "teachers")
-    return not all_taught or bool(recipe.objective.get("both"))
+    return not _all_taught(recipe) or bool(recipe.objective.get("both"))
+
+
+def _all_taught(recipe: Any) -> bool:
+    """Whether every completion of a language model has a teacher, whatever its rewards are."""
+    choosing = [choice for _, choice in choices(recipe) if offering(choice, "teachers")]
+    if not choosing:
+        return bool(recipe.model.teachers)
+    return all(getattr(choice.target, "teaches_all", lambda _: False)(choice) for choice in choosing)
 
 
 def keeps_base(recipe: Any) -> bool:

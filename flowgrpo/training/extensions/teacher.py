@@ -1,7 +1,9 @@
-"""Successes of a group, and feedback, as what the policy knows when it teaches itself."""
+"""Successes of a group, feedback and columns of the data, as what the policy knows when it teaches itself."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,37 +21,74 @@ from .rules import once
 
 def _knows_more(recipe: Any, choice: Choice) -> list[str]:
     template = choice["template"]
-    if "{prompt}" in template and ("{solution}" in template or "{feedback}" in template):
+    if "{prompt}" in template and named_in(template):
         return []
     return [
         f"extension teacher: template is {template!r:.80}, and a teacher sees the prompt and more; write {{prompt}}, "
-        "and {solution} or {feedback}"
+        "and {solution}, {feedback}, or a column of the prompts in braces"
     ]
+
+
+def _matches(recipe: Any, choice: Choice) -> list[str]:
+    pattern = choice.get("without")
+    if pattern is None:
+        return []
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        return [f"extension teacher: without is {pattern!r:.80}, which is no regular expression: {error}"]
+    if SOLUTION in named_in(choice["template"]):
+        return []
+    return ["extension teacher: without shortens solutions, and template has no {solution}; leave without out"]
+
+
+SOLUTION, FEEDBACK = "solution", "feedback"
+
+
+def named_in(template: str) -> list[str]:
+    """What a template has in braces besides the prompt: the names of columns, `solution`, `feedback`."""
+    return [name for name in dict.fromkeys(re.findall(r"\{(\w+)\}", template)) if name != "prompt"]
 
 
 @offers("teachers")
 @needs(
     once, Need("task", ("text",), "writes contexts of completions"), one_round("changes groups that are complete"),
-    Need("rollout.form", ("plain",), "writes contexts of the prompt alone"), _knows_more,
+    Need("rollout.form", ("plain",), "writes contexts of the prompt alone"), _knows_more, _matches,
     Need("objective", ("distilled",), "gives completions a teacher, which no other objective uses"),
 )  # fmt: skip
 class Teacher(MeasuredSamples):
     """Gives completions a context in which the policy is their teacher, for objective `distilled` (SDPO, 2601.20802).
 
     The context is a template around the prompt. `{solution}` in it is another completion of the group that is a
-    success. `{feedback}` is what rewards say about the completion itself, such as a judge's reason. A completion for
+    success. `{feedback}` is what rewards say about the completion itself, such as a judge's reason. Another name in
+    braces is a column of the prompts, such as a demonstration (SDFT, 2601.19897; OPSD, 2601.18734). A completion for
     which the template has nothing has no teacher.
 
     Args:
-        template: What the teacher sees; has `{prompt}`, and `{solution}` or `{feedback}`.
+        template: What the teacher sees; has `{prompt}`, and `{solution}`, `{feedback}` or columns.
         success: Weighted sum of rewards from which a completion is a success.
-        failed: Whether only failures have a teacher (SRPO). If not, successes have one too (SDPO).
+        failed: Whether only failures have a teacher (SRPO). If not, all completions may have one (SDPO).
+        without: A regular expression; what it matches is left out of solutions, such as a thought.
     """
 
     column, metric = "teacher/taught", "taught"
 
-    def __init__(self, *, template: str, success: float = 0.5, failed: bool = True) -> None:
-        self.template, self.success, self.failed = template, success, failed
+    def __init__(self, *, template: str, success: float = 0.5, failed: bool = True, without: str | None = None) -> None:
+        self.template, self.success, self.failed, self.without = template, success, failed, without
+        self.names = named_in(template)
+
+    @staticmethod
+    def teaches_all(choice: Choice) -> bool:
+        """Whether every completion has a teacher, whatever its rewards are: the template has columns alone."""
+        return not choice.get("failed", True) and not {SOLUTION, FEEDBACK}.intersection(named_in(choice["template"]))
+
+    @staticmethod
+    def check_prompts(choice: Choice, rows: Sequence[PromptRow]) -> None:
+        """Raise ValueError if a training prompt lacks a column of the template."""
+        for row in rows:
+            for name in named_in(choice["template"]):
+                if name not in (SOLUTION, FEEDBACK):
+                    column_of(row, name)
 
     def begin(self, task: Any, processes: Processes, clock: Clock) -> None:
         """Take the model, which turns templates into tokens."""
@@ -59,24 +98,43 @@ class Teacher(MeasuredSamples):
         """Give the completions of this process their teachers."""
         e = batch.experience
         total, owners = total_reward(batch.scores, e).tolist(), e.prompt_of_sample
-        # The sum is NaN where no reward applies: neither a success nor a failure.
+        # The sum is NaN where no reward applies: neither a success nor a failure. It is taught if successes are.
         good = [row for row, value in enumerate(total) if value >= self.success]
         notes = ["\n".join(said for column in batch.scores.notes.values() if (said := column[row])) for row in
                  range(len(owners))]  # fmt: skip
         teachers: list[list[int] | None] = []
         for row, value in enumerate(total):
-            wanted = value < self.success or (value >= self.success and not self.failed)
+            wanted = value < self.success or not self.failed
             others = [k for k in good if owners[k] == owners[row] and e.sampled.ids[k] != e.sampled.ids[row]]
             solution = e.samples[others[0]] if others else ""
+            if self.without is not None:
+                solution = re.sub(self.without, "", solution)
             teachers.append(self._context(batch.rows[owners[row]], solution, notes[row]) if wanted else None)
         batch.columns[self.column] = [float(one is not None) for one in teachers]
         return replace(batch, experience=replace(e, teachers=teachers))
 
     def _context(self, row: PromptRow, solution: str, feedback: str) -> list[int] | None:
         """Ids of what the teacher sees; None if the template has nothing for a completion."""
-        words = {"solution": self.language.words(solution), "feedback": self.language.words(feedback)}
-        if not any(words[name] for name in words if f"{{{name}}}" in self.template):
+        given = {SOLUTION: solution, FEEDBACK: feedback}
+        told = {name: given[name] if name in given else column_of(row, name) for name in self.names}
+        words = {name: self.language.words(text) for name, text in told.items()}
+        if not any(words.values()):
             return None
         known = templated(row, self.template, **words)
         found: list[int] = self.language.encode(known.text, known.messages, known.pictures)
         return found
+
+
+def column_of(row: PromptRow, name: str) -> str:
+    """The text in a column of a prompt, for a teacher.
+
+    Raises:
+        ValueError: the prompt has no such column.
+    """
+    if name not in row.columns:
+        raise ValueError(
+            f"extension teacher: the template has {{{name}}}, and {row.place or f'{row.text!r:.80}'} has no column "
+            f"{name!r}; add the column, or name another"
+        )
+    value = row.columns[name]
+    return "" if value is None else str(value)

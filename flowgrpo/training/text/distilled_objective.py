@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -10,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import torch
 from torch import Tensor
 
+from ...configs.sections import EmaConfig
 from ...core.distillation import Direction, coarse_divergence
 from ...core.surrogates import clip
 from ...parts.choice import Choice, Of, given_names
 from ...parts.needs import Need, needs
 from ...parts.ranges import Count, Inside, NotNegative, Positive
-from ...parts.traits import offered, rewarded
+from ...parts.traits import offered, offering, rewarded
 from .frozen_teacher import frozen_teachers, shared_tokens
 from .self_teacher import Target, predicted, teachers_of
 from .text_objective import ScoredTokens
@@ -45,18 +47,44 @@ def _has_teacher(recipe: TextRecipe, choice: Choice) -> list[str]:
     return faults
 
 
+def _teaches_itself(recipe: TextRecipe, choice: Choice) -> list[str]:
+    """Faults of a recipe: weights are chosen for a teacher that is another model, or are chosen twice."""
+    asked = [name for name in ("ema", "frozen") if choice.get(name)]
+    if len(asked) == 2:
+        return ["objective.ema averages the teacher's weights, and objective.frozen keeps them; leave one of them out"]
+    if asked and recipe.model.teachers:
+        return [
+            f"objective.{asked[0]} says which weights of the policy teach, and model.teachers names other models; "
+            "leave one of them out"
+        ]
+    return []
+
+
+def _samples(recipe: TextRecipe, choice: Choice) -> list[str]:
+    """Faults of a recipe: importance weights of completions that the policy did not draw."""
+    if choice.get("bound") is None or not offering(recipe.rollout.form, "given"):
+        return []
+    return [
+        f"objective.bound limits how much likelier a token is than when it was drawn, and form "
+        f"{recipe.rollout.form.short} gives completions that the policy did not draw; leave bound out"
+    ]
+
+
 @needs(
     of_tokens,
     _has_teacher,
+    _teaches_itself,
+    _samples,
     Need("objective.direction", ("jsd",), "mixes the two distributions with `beta`", unless="beta"),
 )
 class DistilledObjective(TokenObjective):
     """Completions that have a teacher are distilled, and a surrogate trains the others (SRPO, 2604.02288).
 
     The teacher is the policy itself, with the context that extension `teacher` gives a completion: a success of the
-    group, or feedback. The loss of a token is the KL between the next-token distributions of the policy and of its
-    teacher, which has no gradient. With `others: none` and teachers for all completions, this is SDPO (2601.20802). A
-    batch is divided by the number of all its tokens.
+    group, feedback, or a column of the data. The teacher has the policy's weights as they are, an average of them
+    (SDPO; SDFT, 2601.19897), or the weights with which the run began (OPSD, 2601.18734). The loss of a token is the KL
+    between the next-token distributions of the policy and of its teacher, which has no gradient. With `others: none`
+    and teachers for all completions, this is SDPO (2601.20802). A batch is divided by the number of all its tokens.
 
     With `model.teachers`, the teacher is another model, frozen (on-policy distillation; GKD 2306.13649). It reads the
     prompts of the policy, and teaches all completions. With extension `teacher` beside it, it reads the extension's
@@ -79,6 +107,10 @@ class DistilledObjective(TokenObjective):
         top: the divergence is over so many tokens that are likeliest for the teacher, and one bin for all other tokens.
         doubt: the divergence of a token has the weight e^(-doubt H), where H is the teacher's entropy in nats. So an
             unsure teacher teaches less.
+        bound: the divergence of a token has the weight min(r, bound), where r is the ratio of the token's probability
+            to its probability when it was drawn (SDPO's code has 2). Without it, the weight is 1.
+        ema: the policy teaches itself with this average of its weights.
+        frozen: the policy teaches itself with the weights with which the run began.
     """
 
     def __init__(
@@ -95,11 +127,15 @@ class DistilledObjective(TokenObjective):
         beta: Inside | None = None,
         top: Count = 20,
         doubt: NotNegative = 0.0,
+        bound: Positive | None = None,
+        ema: EmaConfig | None = None,
+        frozen: bool = False,
     ) -> None:
         super().__init__(recipe, policy, controls, surrogate=surrogate)
         self.others, self.both, self.kl_weight, self.top, self.doubt = others, both, weight, top, doubt
         self._apart = partial(coarse_divergence, direction=direction, beta=0.5 if beta is None else beta)
-        self._temperature = recipe.generation.temperature
+        self._bound, self._temperature = bound, recipe.generation.temperature
+        self._as_teacher = policy.weights.reference if frozen else policy.average or nullcontext
         self._target: Target | None = None
         self._teachers = frozen_teachers(policy)
         self._tokens = shared_tokens(policy.language) if self._teachers else None
@@ -127,7 +163,8 @@ class DistilledObjective(TokenObjective):
         """What the teachers of a batch predict; None if none of its completions has a teacher."""
         contexts = self._contexts(experience)
         if not self._teachers:
-            return predicted(self.policy, experience, contexts, batch, self.top)
+            with self._as_teacher():
+                return predicted(self.policy, experience, contexts, batch, self.top)
         of_rows = [experience.taught_by[prompt] for prompt in experience.prompt_of_sample]
         found: Target | None = None
         for name, teacher in self._teachers.items():
@@ -158,8 +195,10 @@ class DistilledObjective(TokenObjective):
         if target is None or scored.measured is None:
             return loss, metrics
         student = scored.measured + scored.log_probs[..., None]
-        apart = self._apart(student, target.log_probs)
-        lost = torch.where(taught, (-self.doubt * target.entropy).exp() * apart, 0.0).sum()
+        each = (-self.doubt * target.entropy).exp() * self._apart(student, target.log_probs)
+        if self._bound is not None:
+            each = each * (scored.log_probs - scored.old).detach().exp().clamp(max=self._bound)
+        lost = torch.where(taught, each, 0.0).sum()
         metrics["distillation"] = torch.stack([lost.detach(), taught.sum().to(lost)])
         metrics["loss"] = metrics["loss"] + torch.stack([self.kl_weight * lost.detach(), taught.sum().to(lost)])
         return loss + self.kl_weight * lost / rows, metrics

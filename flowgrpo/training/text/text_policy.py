@@ -283,12 +283,17 @@ class TextPolicy:
         language: the model.
         weights: its trained weights.
         recipe: lengths, temperature, batches.
+
+    Attributes:
+        reference: a context with the base model.
+        average: a context with the average of the weights that the objective asks for; None if it asks for none.
     """
 
     def __init__(self, language: LanguageModel, weights: LanguageWeights, recipe: TextRecipe) -> None:
         self.language, self.weights, self.recipe = language, weights, recipe
         self.device = next(language.model.parameters()).device
         self.reference: Callable[[], AbstractContextManager[None]] = weights.reference
+        self.average: Callable[[], AbstractContextManager[None]] | None = None
         self.sampler = sampler_of(language, recipe)
 
     def sample(

@@ -52,11 +52,12 @@ class TextTask(PolicyTask):
         self._score = score
 
     def followers(self) -> dict[str, EmaConfig | None]:
-        """No averages."""
-        return {}
+        """The average that teaches the policy, if the recipe asks for one."""
+        return {"compared": self.recipe.objective.get("ema")}
 
     def objective(self, old: Callable[[], AbstractContextManager[None]] | None) -> Objective:
         """The loss of the recipe."""
+        self.policy.average = old
         engine = self.recipe.generation.engine
         made: Objective = self.recipe.objective.make(self.recipe, self.policy, self.controls, engine=engine)
         return made

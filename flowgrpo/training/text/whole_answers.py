@@ -124,9 +124,11 @@ def counts_answers(loss: Loss) -> bool:
 
 
 def compares(recipe: Any) -> bool:
-    """Whether a part of the recipe asks for the log-probs of the reference."""
+    """Whether a part of the recipe asks for the log-probs of the reference, or the reference teaches the policy."""
     kinds = ("token penalty", "answer loss")
-    return any("ref_logp" in asked(choice.target) for _, choice in choices(recipe) if choice.kind in kinds)
+    return bool(recipe.objective.get("frozen")) or any(
+        "ref_logp" in asked(choice.target) for _, choice in choices(recipe) if choice.kind in kinds
+    )
 
 
 def try_loss(chosen: Choice) -> None:
