@@ -186,6 +186,25 @@ def test_each_prompt_has_its_own_teacher(two: tuple[list[str], dict[str, Path]],
     same_gradient(trainer, mine)
 
 
+def test_one_answer_of_two_prompts_has_two_teachers(two: tuple[list[str], dict[str, Path]], tmp_path: Path) -> None:
+    """The words of both prompts are the same, and a model would score the answer once."""
+    words, folders = two
+    prompts = tmp_path / "same.jsonl"
+    prompts.write_text("".join(f'{{"prompt": "3+2=", "solution": "5", "teacher": "{name}"}}\n' for name in folders))
+    form = "rollout={prompts: 2, group: 1, tokens: 60, form: {name: given, columns: [solution]}}"
+    lines = [form, f"data={{train: {prompts}, heldout: null}}", "evaluate.rewards=null"]
+    # With fewer tokens than there are, the tokens of the two teachers differ.
+    trainer = trainer_of([*words, *lines], tmp_path / "run", "objective.top=3")
+    _, e = trainer.collect(0)
+    assert sorted(e.taught_by) == ["others", "sums"]
+    together = gradient(trainer, e, torch.zeros(2))
+    for rows in ([0], [1]):
+        trainer.objective.backward(e, rows, torch.zeros(2), None, e.lengths.sum().float())
+    for name, one in trainer.task.weights.named_parameters().items():
+        if one.grad is not None:
+            torch.testing.assert_close(together[name], one.grad, atol=1e-6, rtol=1e-4)
+
+
 @pytest.mark.slow
 def test_a_run_with_two_teachers_resumes_to_the_last_bit(
     two: tuple[list[str], dict[str, Path]], tmp_path: Path

@@ -337,7 +337,10 @@ class TextPolicy:
         For a `measure`, the places of completions are places in `rows`.
         """
         whole = completions.contexts is None
-        owners = [completions.prompt_of_sample[row] if whole else identity(completions.context(row)) for row in rows]
+        # Two prompts with the same words may have different teachers, so their completions are never scored once.
+        owners = [
+            (completions.prompt_of_sample[row], () if whole else identity(completions.context(row))) for row in rows
+        ]
         known = {owner: completions.context(row) for owner, row in zip(owners, rows)}
         places = {owner: k for k, owner in enumerate(known)}
         model = self.recipe.model
