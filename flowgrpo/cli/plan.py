@@ -334,7 +334,7 @@ def _print_text_estimate(
 
 
 def _plan_text(recipe: TextRecipe) -> None:
-    from ..training.planning import budget_line, parts_line, search_line
+    from ..training.planning import budget_line, parts_line, search_line, teachers_line
     from ..training.recipe_prompts import given_columns
 
     rollout, optimizer = recipe.rollout, recipe.optimizer
@@ -357,7 +357,7 @@ def _plan_text(recipe: TextRecipe) -> None:
             f"these are the numbers of completions from their beginning to their end; form {recipe.rollout.form.short} "
             "may write more of them, or longer ones"
         )
-    for found in (search_line(recipe), parts_line(recipe)):
+    for found in (search_line(recipe), teachers_line(recipe), parts_line(recipe)):
         if found is not None:
             say(found)
 

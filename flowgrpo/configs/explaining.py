@@ -97,7 +97,10 @@ def _instead(fault: Mapping[str, Any], schema: type[BaseModel]) -> str:
         except KeyError:
             return ""
         texts = str in (found := get_args(entry)) or any(str in get_args(inner) for inner in found)
-        return f"; write {place}=[{given}]" if texts else f"; write {place}=[{{name: {given}}}]"
+        fields = [name for kind in get_args(entry) for name in getattr(kind, "model_fields", ())]
+        # Where an entry has a path, its name is only what a recipe calls it.
+        key = "path" if "path" in fields else "name"
+        return f"; write {place}=[{given}]" if texts else f"; write {place}=[{{{key}: {given}}}]"
     return ""
 
 

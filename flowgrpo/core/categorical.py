@@ -80,9 +80,9 @@ def relative_logits(logits: Tensor, ids: Tensor, others: Tensor, temperature: fl
         others: [B, T, K] ids of tokens.
         temperature: logits are divided by it.
     """
-    near = logits[:, : ids.shape[1]]
-    gap = near.gather(-1, others).float() - near.gather(-1, ids[..., None]).float()
-    return tempered(gap, temperature)
+    # The gradient of every gather is as large as the logits, so there is one.
+    both = logits.gather(-1, torch.cat([others, ids[..., None]], -1)).float()
+    return tempered(both[..., :-1] - both[..., -1:], temperature)
 
 
 class _TokenLogProbs(torch.autograd.Function):

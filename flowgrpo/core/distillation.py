@@ -25,7 +25,7 @@ def coarse_divergence(
         log_probs: [..., K] log-probs of the student, with gradient.
         target: [..., K] log-probs of the same tokens under the teacher; -inf for a token without probability.
         direction: "reverse" is the KL of the student from the teacher, "forward" the KL of the teacher from the
-            student. "jsd" is the generalised Jensen-Shannon divergence (GKD, arXiv 2306.13649, Eq. 2): with the mixture
+            student. "jsd" is the generalised Jensen-Shannon divergence (GKD, arXiv 2306.13649, Eq. 1): with the mixture
             M = beta teacher + (1 - beta) student, beta KL(teacher || M) + (1 - beta) KL(student || M). It is bounded.
         beta: for "jsd", in (0, 1): the share of the teacher in the mixture. Divided by beta, it tends to the forward KL
             as beta tends to 0; divided by 1 - beta, it tends to the reverse KL as beta tends to 1.

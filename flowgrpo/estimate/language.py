@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -17,18 +18,21 @@ from torch.overrides import TorchFunctionMode
 
 from ..configs.schema import MaskedRecipe, TextRecipe
 from ..core import categorical
+from ..core.categorical import relative_logits
+from ..core.distillation import coarse_divergence
 from ..text.key_value_cache import cache_of, state_bytes
 from ..text.masked_model import MaskedLanguageModel
 from ..text.model import LanguageModel, LanguageWeights
 from ..text.model_folder import load_processor
 from ..text.prompt_batch import positions_of
 from ..text.sampling import logits_kept
-from ..text.scoring import completion_statistics
+from ..text.scoring import Measure, Statistics, completion_statistics
 from ..training.data import PromptRow
 from ..training.model_paths import DTYPES, language_folder
 from ..training.prompts.chosen_prompts import places_of
 from ..training.session import lora_spec
 from ..training.teachers import language_teacher
+from ..training.text.self_teacher import likeliest
 from ..training.text.whole_answers import compares
 from .estimates import GIB, GPUS, Gpu, memory_lines
 from .footprint import Attention, FlopTally, GroupedProduct, LiveBytes
@@ -107,6 +111,7 @@ def estimate_text(recipe: TextRecipe, rows: Sequence[PromptRow], gpu: str = "h10
     trained, rounded = sum(p.numel() for p in weights.parameters()), sum(p.numel() for p in computing)
     completions = math.ceil(rollout.prompts / gpus) * rollout.group
     together = min(rollout.batch, completions)
+    training = _training(recipe, language, weights, groups, alone, prompt)
     return TextEstimate(
         gpu=GPUS[gpu],
         gpus=gpus,
@@ -116,7 +121,7 @@ def estimate_text(recipe: TextRecipe, rows: Sequence[PromptRow], gpu: str = "h10
         recomputes=recipe.model.gradient_checkpointing,
         resting=at_rest(recipe, "model", size, trained, rounded, compares(recipe), share) | _teachers(recipe),
         passing=_sampling(recipe, language, together, prompt)
-        | {"training": _training(recipe, language, weights, groups, alone, prompt)},
+        | {"training": max([training, *_reading(recipe, groups, alone, prompt)])},
         sampled=together,
         share=completions,
     )
@@ -280,20 +285,61 @@ def _training(
     return live.most
 
 
+def _reading(recipe: TextRecipe, groups: int, alone: int, prompt: int) -> Iterator[int]:
+    """Most bytes alive at once while a teacher of objective `distilled` reads a batch; one number for each teacher."""
+    if recipe.objective.name != "distilled":
+        return
+    paths = {language_teacher(teacher.path) for teacher in recipe.model.teachers}
+    measure = partial(likeliest, top=recipe.objective["top"], tokens=None, temperature=recipe.generation.temperature)
+    for path in sorted(paths) or [language_folder(recipe.model.path)]:
+        language, live = _language(recipe, path), LiveBytes()
+        with on_meta(), live, torch.no_grad():
+            _statistics(recipe, language, groups, alone, prompt, measure, entropy=recipe.objective["doubt"] > 0)
+        yield live.most
+
+
 def _score(recipe: TextRecipe, language: LanguageModel, groups: int, alone: int, prompt: int) -> None:
     """Score a batch of the longest completions on `meta`, and compute the gradient."""
-    rest = [0] * (recipe.generation.max_tokens - 1)
+    distils = recipe.objective.name == "distilled"
     with torch.enable_grad():
-        found = completion_statistics(
-            language,
-            [[0] * prompt] * groups,
-            # Equal completions of a prompt would be scored once.
-            [[k, *rest] for _ in range(groups) for k in range(alone)],
-            [group for group in range(groups) for _ in range(alone)],
-            temperature=recipe.generation.temperature,
-            shared_prefix=recipe.model.shared_prefix and not recipe.model.gradient_checkpointing,
-        )
-        torch.autograd.backward([found.log_probs.sum()])
+        found = _statistics(recipe, language, groups, alone, prompt, partial(_compared, recipe) if distils else None)
+        loss = found.log_probs.sum()
+        if found.measured is not None:
+            student = found.measured + found.log_probs[..., None]
+            direction = recipe.objective["direction"]
+            loss = loss + coarse_divergence(student, torch.zeros_like(student), direction=direction).sum()
+        torch.autograd.backward([loss])
+
+
+def _compared(recipe: TextRecipe, logits: Tensor, ids: Tensor, rows: Sequence[int], first: int) -> Tensor:
+    """The log-probs of a teacher's likeliest tokens, see `Target.gaps`."""
+    count = min(recipe.objective["top"], logits.shape[-1])
+    told = torch.zeros(*ids.shape, count, dtype=torch.long, device=ids.device)
+    return relative_logits(logits, ids, told, recipe.generation.temperature)
+
+
+def _statistics(
+    recipe: TextRecipe,
+    language: LanguageModel,
+    groups: int,
+    alone: int,
+    prompt: int,
+    measure: Measure | None,
+    entropy: bool = False,
+) -> Statistics:
+    """The statistics of a batch of the longest completions."""
+    rest = [0] * (recipe.generation.max_tokens - 1)
+    return completion_statistics(
+        language,
+        [[0] * prompt] * groups,
+        # Equal completions of a prompt would be scored once.
+        [[k, *rest] for _ in range(groups) for k in range(alone)],
+        [group for group in range(groups) for _ in range(alone)],
+        temperature=recipe.generation.temperature,
+        shared_prefix=recipe.model.shared_prefix and not recipe.model.gradient_checkpointing,
+        entropy=entropy,
+        measure=measure,
+    )
 
 
 def _sampling(recipe: TextRecipe, language: LanguageModel, at_once: int, prompt: int) -> dict[str, int]:

@@ -128,10 +128,10 @@ def rewarded(recipe: Any) -> bool:
     """Whether rewards have a part in the loss of a recipe, and are not only reported."""
     if recipe.task != "text":
         return trained(recipe) != "states"
-    return not _all_taught(recipe) or bool(recipe.objective.get("both"))
+    return not all_taught(recipe) or bool(recipe.objective.get("both"))
 
 
-def _all_taught(recipe: Any) -> bool:
+def all_taught(recipe: Any) -> bool:
     """Whether every completion of a language model has a teacher, whatever its rewards are."""
     choosing = [choice for _, choice in choices(recipe) if offering(choice, "teachers")]
     if not choosing:

@@ -20,7 +20,7 @@ from ..core.surrogates import clip, clip_nats, gmpo
 from ..parts.choice import Choice, choices, given_names, value_at
 from ..parts.own_code import PartError
 from ..parts.plugins import told
-from ..parts.traits import compares_all, offering, rewarded, saying, trained
+from ..parts.traits import compares_all, offered, offering, rewarded, saying, trained
 from ..samplers.kernels import Kernel
 from ..samplers.plan_parts import Setting
 from ..samplers.plans import Plan, PlanCounts
@@ -379,6 +379,15 @@ def search_passes(recipe: AnyRecipe) -> float:
     """
     steps = recipe.optimizer.updates * recipe.optimizer.epochs
     return 0.0 if value_at(recipe, "objective.balance") is None else (steps - 1) / recipe.optimizer.updates
+
+
+def teachers_line(recipe: TextRecipe) -> str | None:
+    """A line on the cost of other models that teach; None if there are none."""
+    if not recipe.model.teachers:
+        return None
+    paths = ", ".join(dict.fromkeys(teacher.path for teacher in recipe.model.teachers))
+    which = "each of them that has a context" if offered(recipe, "teachers") else "each of them"
+    return f"a teacher reads {which} {recipe.optimizer.epochs} time(s), without gradients: {paths}"
 
 
 def search_line(recipe: AnyRecipe) -> str | None:

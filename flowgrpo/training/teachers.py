@@ -9,7 +9,7 @@ from typing import TypeVar
 from ..configs.image_recipe import ModelConfig, TeacherConfig
 from ..configs.text_recipe import LanguageModelConfig, LanguageTeacherConfig
 from .data import PromptRow
-from .model_paths import check_folder, language_folder
+from .model_paths import UNTRAINED, check_folder, language_folder
 
 COLUMN = "teacher"
 T = TypeVar("T", TeacherConfig, LanguageTeacherConfig)
@@ -59,8 +59,10 @@ def language_teacher(path: str, key: str = "model.teachers") -> str:
         key: of the recipe, for messages.
 
     Raises:
-        ValueError: it looks like a path, but there is no model, or the run has only a LoRA.
+        ValueError: it looks like a path, but there is no model, its weights are random, or the run has only a LoRA.
     """
+    if path == UNTRAINED:
+        raise ValueError(f"{key} {path!r} has random weights, which teach nothing; write arithmetic")
     folder = Path(path)
     if (folder / "config.yaml").is_file() and not (folder / "config.json").exists():
         if (folder / "model" / "config.json").is_file():

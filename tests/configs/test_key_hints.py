@@ -79,6 +79,7 @@ def test_every_name_of_another_tool_leads_to_a_key_that_exists(name: str, keys: 
         ("run=3", "fixed_order, so write run.KEY=3"),
         ("rewards=pickscore", "should be a list (got 'pickscore'); write rewards=[{name: pickscore}]"),
         ("penalties=kl", "write penalties=[{name: kl}]"),
+        ("model.teachers=runs/best", "write model.teachers=[{path: runs/best}]"),
         ("run.trackers=wandb", "write run.trackers=[wandb]"),
         ("penalties=[kl]", "penalties.0.weight: is missing"),
         (

@@ -17,10 +17,12 @@ from flowgrpo.estimate.estimates import GIB
 from flowgrpo.estimate.known_models import known_config
 from flowgrpo.estimate.language import estimate_text, scoring_flops, text_table
 from flowgrpo.text.model import LanguageModel, LanguageWeights, load_language_model
+from flowgrpo.text.sampling import Sampled
 from flowgrpo.text.scoring import completion_statistics
 from flowgrpo.training.data import PromptRow, read_prompts
 from flowgrpo.training.model_paths import DTYPES
 from flowgrpo.training.session import lora_spec
+from flowgrpo.training.text.text_policy import Completions, TextPolicy
 from flowgrpo.worlds.arithmetic.problems import build_character_tokenizer, build_model, save_tokenizer
 from tests.allocation import most_bytes
 
@@ -34,6 +36,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         build_model(VOCABULARY, width=WIDTH, layers=LAYERS, heads=HEADS).save_pretrained(path)
+    save_tokenizer(build_character_tokenizer(), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def wordy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose logits are larger than all else that a batch keeps, as those of large language models are."""
+    path = tmp_path_factory.mktemp("wordy") / "model"
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        build_model(20 * VOCABULARY, width=32, layers=1, heads=2).save_pretrained(path)
     save_tokenizer(build_character_tokenizer(), path)
     return path
 
@@ -92,6 +105,41 @@ def test_training_allocates_what_was_estimated(
         weights = LanguageWeights.whole(language)
     weights.gradient_checkpointing(made.model.gradient_checkpointing)
     work = scored(made, language, weights)
+    work()  # the gradients stay, and are not counted again
+    assert most_bytes(work, tmp_path / "trace.json") == pytest.approx(found.passing["training"], rel=0.12)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("model.train=lora",),
+        ("model.train=lora", "model.shared_prefix=false"),
+        ("model.train=lora", "model.gradient_checkpointing=true", "objective.doubt=0.5"),
+        ("model.train=full", "model.dtype=bfloat16", "objective.top=400"),
+    ],
+)
+def test_distilling_allocates_what_was_estimated(
+    wordy: Path, rows: list[PromptRow], words: tuple[str, ...], tmp_path: Path
+) -> None:
+    taught = (f"model.teachers=[{{path: {wordy}}}]", "objective={name: distilled, others: none}")
+    made = recipe(wordy, *taught, "rollout.tokens=600", *words)
+    found = estimate_text(made, rows)
+    model = load_language_model(str(wordy), dtype=DTYPES[made.model.dtype])
+    if made.model.train == "lora":
+        weights = LanguageWeights.adapter(model, lora_spec(made.model.lora), seed=0)
+    else:
+        weights = LanguageWeights.whole(model)
+    weights.gradient_checkpointing(made.model.gradient_checkpointing)
+    ids = torch.randint(3, 20, (8, TOKENS), generator=torch.Generator().manual_seed(0)).tolist()
+    sampled = Sampled(ids, [[-1.0] * TOKENS for _ in ids], [True] * 8)
+    e = Completions([[4] * PROMPT, [5] * PROMPT], sampled, [""] * 8, [0] * 4 + [1] * 4, taught_by=("teacher",) * 2)
+    objective = made.objective.make(made, TextPolicy(model, weights, made), None, engine="transformers")
+    batch = next(iter(objective.batches(e, 0, None)))
+    assert len(batch) == found.scored
+
+    def work() -> None:
+        objective.backward(e, batch, torch.zeros(8), None, torch.tensor(float(8 * TOKENS)))
+
     work()  # the gradients stay, and are not counted again
     assert most_bytes(work, tmp_path / "trace.json") == pytest.approx(found.passing["training"], rel=0.12)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from flowgrpo.configs.load import RecipeError, load_recipe
 from flowgrpo.core.objectives import policy_loss
@@ -301,8 +301,13 @@ def test_rewards_that_have_no_part_in_the_loss_are_no_symptom(small_text, teache
     assert rewarded(load_recipe("text", [*small_text, both, f"model.teachers=[{{path: {teacher}}}]"]))
     trainer = trainer_of(small_text, tmp_path / "run", ALL, f"model.teachers=[{{path: {teacher}}}]")
     assert not trainer.symptoms.rewarded
-    record = {"reward/nines": 0.0, "advantage/largest": 0.0, "grad_norm": 1.0}
+    record: dict[str, float | None] = {"reward/nines": 0.0, "advantage/largest": 0.0, "grad_norm": 1.0}
     assert [trainer.symptoms.iteration(record) for _ in range(30)] == [[]] * 30
+    # A selection has left all samples out, and no number has overflowed.
+    record |= {"loss": None, "grad_norm": 0.0}
+    said = [one.text for _ in range(10) for one in trainer.symptoms.iteration(record)]
+    assert len(said) == 1
+    assert said[0].startswith("no reward tells two samples of a group apart")
 
 
 def test_memory_of_a_teacher_is_estimated(small_text: list[str], teacher: Path) -> None:
@@ -324,9 +329,69 @@ def test_a_teacher_with_other_tokens_is_refused(small_text: list[str], tmp_path:
         trainer_of(small_text, tmp_path / "run", ALL, f"model.teachers=[{{path: {other}}}]")
 
 
+def test_a_teacher_whose_table_lacks_tokens_is_refused(small_text: list[str], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"has embeddings for 41 tokens, and its tokenizer has 43; get the model"):
+        trainer_of(
+            small_text, tmp_path / "run", ALL, f"model.teachers=[{{path: {saved(tmp_path / 'narrow', more=-2)}}}]"
+        )
+
+
+def test_a_teacher_with_less_room_than_the_model_is_refused_before_the_run(
+    small_text: list[str], tmp_path: Path
+) -> None:
+    """A model with a table of positions fails on a token for which the table has no row."""
+    tokenizer = build_character_tokenizer()
+    config = GPT2Config(vocab_size=len(tokenizer), n_positions=30, n_embd=16, n_layer=1, n_head=2)
+    folder = save_random(tmp_path / "short", tokenizer, lambda: GPT2LMHeadModel(config), seed=3)
+    lines = [ALL, f"model.teachers=[{{path: {folder}}}]", "generation.max_tokens=6"]
+    said = (
+        r"has positions for 31 tokens in all, and a prompt of generation.max_prompt_tokens 26 and a completion of "
+        r"generation.max_tokens 6 have 32; lower these, or use another teacher"
+    )
+    with pytest.raises(ValueError, match=said):
+        trainer_of(small_text, tmp_path / "run", *lines, "generation.max_prompt_tokens=26")
+    trainer = trainer_of(small_text, tmp_path / "fits", *lines, "generation.max_prompt_tokens=25")
+    assert trainer.iterate(0)["distillation"] > 0
+
+
+def test_a_model_with_random_weights_is_no_teacher(small_text: list[str]) -> None:
+    """Its folder is the folder of the trained model, which would teach in its place."""
+    lines = [*small_text, ALL, "model.teachers=[{path: 'arithmetic:untrained'}]"]
+    [fault] = check(load_recipe("text", lines)).texts("fault")
+    assert fault == (
+        "model.teachers.0.path 'arithmetic:untrained' has random weights, which teach nothing; write arithmetic"
+    )
+
+
+def test_entropies_of_a_teacher_are_made_where_they_count(small_text, teacher, tmp_path: Path) -> None:
+    for doubt, made in ((0.0, False), (0.5, True)):
+        lines = [ALL, f"objective.doubt={doubt}", f"model.teachers=[{{path: {teacher}}}]"]
+        trainer = trainer_of(small_text, tmp_path / f"run-{made}", *lines)
+        _, e = trainer.collect(0)
+        target = trainer.objective._predicted(e, [0, 1])  # type: ignore[attr-defined]
+        assert (target.entropy is not None) is made
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (
+            ["model.teachers=[{path: arithmetic}]", ALL, "penalties=[{name: kl, weight: 0.1}]"],
+            "penalties are added to the loss of the tokens that rewards train, and with text objective distilled "
+            "rewards train none here; leave penalties out, or write objective.both: true",
+        ),
+        (
+            ["model.teachers=[{path: arithmetic}]", "objective={name: distilled, surrogate: {name: clip, low: 0.1}}"],
+            "rewards train no completion here without `both`, so it has no effect; leave it out",
+        ),
+        (
+            ["extensions=[{name: teacher, template: '{solution} {prompt}'}]", ALL, "penalties=[{name: kl, weight: 1.0}]"],
+            "rewards train none here",
+        ),
+        (
+            ["model.teachers=[{path: arithmetic}]", ALL, "rollout.group=1", "select=[varied]"],
+            "select varied leaves out groups of equal rewards, and rollout.group is 1, so it leaves out every sample",
+        ),
         (
             ["model.teachers=[{path: arithmetic}]"],
             "only objective distilled learns from model.teachers, and objective is tokens",

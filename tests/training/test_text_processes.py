@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.training import ranks
+from tests.training.test_frozen_teacher import saved
 from tests.training.test_part_ratios import REWARD as BY_PART
 
 pytestmark = pytest.mark.slow
@@ -100,7 +101,7 @@ def test_so_they_do_by_parts(overrides: list[str], tmp_path: Path) -> None:
          "objective={name: distilled, top: 5}"],
         ["extensions=[{name: exploration, threshold: 3.4}]", "objective={name: guided, surrogate: hapo}",
          "rollout.form={name: expert, success: 99}"],
-        ["model.teachers=[{name: a, path: arithmetic}, {name: b, path: 'arithmetic:untrained'}]",
+        ["model.teachers=[{name: a, path: arithmetic}, {name: b, path: RANDOM}]",
          "objective={name: distilled, both: true, direction: jsd, top: 5}"],
     ],
     ids=["distilled", "guided", "frozen teachers"],
@@ -109,6 +110,8 @@ def test_so_they_do_with_teachers_and_with_an_expert(overrides: list[str], tmp_p
     prompts = tmp_path / "answered.jsonl"
     rows = "".join(f'{{"prompt": "{k}+2=", "answer": {k + 2}, "teacher": "{"ab"[k % 2]}"}}\n' for k in range(4))
     prompts.write_text(rows)
+    random = saved(tmp_path / "random")
+    lines = [line.replace("RANDOM", str(random)) for line in lines]
     records = both([*overrides, f"data={{train: {prompts}, heldout: null}}", *lines], tmp_path)
     assert records[0]["ratio/first_error"] == 0.0
     assert max(records[0].get("distillation") or 0.0, records[0].get("expert_loss") or 0.0) > 0

@@ -17,6 +17,7 @@ from ...core import subsets
 from ...core.advantages import as_precise, group_index, sum_by_group
 from ...core.selection import select
 from ...parts.choice import Choice, value_at
+from ...parts.needs import needs
 from ...parts.ranges import Count
 from .combining import total_reward
 from .conditions import PLAN, plan_offers
@@ -70,6 +71,17 @@ def balanced(rewards: Tensor, groups: Tensor, *, keep: Count, success: float = 0
     return subsets.balanced(rewards, groups, keep, success=success)
 
 
+def _groups_of_two(recipe: Any, choice: Choice) -> list[str]:
+    """A need of groups whose rewards can differ."""
+    if recipe.rollout.group >= 2:
+        return []
+    return [
+        f"select {choice.short} leaves out groups of equal rewards, and rollout.group is {recipe.rollout.group}, so it "
+        "leaves out every sample; use 2 or more, or leave it out of select"
+    ]
+
+
+@needs(_groups_of_two)
 def varied(rewards: Tensor, groups: Tensor) -> Tensor:
     """Groups whose rewards differ (DAPO). Groups of equal rewards do not enter the count that divides the loss."""
     return ~subsets.degenerate_rows(rewards, groups)

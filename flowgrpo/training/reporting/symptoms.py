@@ -107,7 +107,9 @@ class Symptoms:
     def iteration(self, record: Mapping[str, Any]) -> list[Symptom]:
         """The symptoms to report after an iteration, from its line of the metrics."""
         scored = not self.rewarded or any(record.get(f"reward/{name}") is not None for name in self.signs)
-        compared = not self.rewarded or (record.get("advantage/largest") or 0.0) > NEGLIGIBLE
+        # Selections may leave out all samples, also where rewards have no part in the loss.
+        none = record.get("loss", 0.0) is None and record.get("grad_norm") == 0.0
+        compared = not none if not self.rewarded else (record.get("advantage/largest") or 0.0) > NEGLIGIBLE
         lost = [name for name in FINITE if name in record and record[name] is None]
         found = {
             "no_score": "" if scored else _no_score(self.signs),

@@ -15,9 +15,9 @@ from ...configs.sections import EmaConfig
 from ...core.distillation import Direction, coarse_divergence
 from ...core.surrogates import clip
 from ...parts.choice import Choice, Of, given_names
-from ...parts.needs import Need, needs
+from ...parts.needs import Need, needs, without_effect
 from ...parts.ranges import Count, Inside, NotNegative, Positive
-from ...parts.traits import offered, offering, rewarded
+from ...parts.traits import all_taught, offered, offering
 from .frozen_teacher import frozen_teachers, shared_tokens
 from .self_teacher import Target, predicted, teachers_of
 from .text_objective import ScoredTokens
@@ -70,11 +70,31 @@ def _samples(recipe: TextRecipe, choice: Choice) -> list[str]:
     ]
 
 
+def _reinforces(recipe: TextRecipe, choice: Choice) -> bool:
+    """Whether the surrogate trains any completions by their rewards."""
+    return bool(choice["both"]) or (choice["others"] == "policy" and not all_taught(recipe))
+
+
+def _idle_without_rewards(recipe: TextRecipe, choice: Choice) -> list[str]:
+    """Faults of a recipe that says how rewards train completions, where no completion is trained by its rewards."""
+    if _reinforces(recipe, choice):
+        return []
+    why = "rewards train no completion here without `both`"
+    faults = [fault] if (fault := without_effect(choice, "surrogate", why)) else []
+    if recipe.penalties:
+        faults.append(
+            f"penalties are added to the loss of the tokens that rewards train, and with {choice.kind} {choice.short} "
+            "rewards train none here; leave penalties out, or write objective.both: true"
+        )
+    return faults
+
+
 @needs(
     of_tokens,
     _has_teacher,
     _teaches_itself,
     _samples,
+    _idle_without_rewards,
     Need("objective.direction", ("jsd",), "mixes the two distributions with `beta`", unless="beta"),
 )
 class DistilledObjective(TokenObjective):
@@ -102,7 +122,7 @@ class DistilledObjective(TokenObjective):
         weight: weight of the divergence.
         direction: `reverse` is the KL of the policy from its teacher, `forward` the KL of the teacher from the policy,
             `jsd` the generalised Jensen-Shannon divergence, which lies between them and is bounded.
-        beta: for `jsd`, the share of the teacher in the mixture with which both are compared (GKD, Eq. 2); 0.5 if left
+        beta: for `jsd`, the share of the teacher in the mixture with which both are compared (GKD, Eq. 1); 0.5 if left
             out. Near 0 the divergence is beta times the forward KL, near 1 it is 1 - beta times the reverse KL.
         top: the divergence is over so many tokens that are likeliest for the teacher, and one bin for all other tokens.
         doubt: the divergence of a token has the weight e^(-doubt H), where H is the teacher's entropy in nats. So an
@@ -137,13 +157,9 @@ class DistilledObjective(TokenObjective):
         self._bound, self._temperature = bound, recipe.generation.temperature
         self._as_teacher = policy.weights.reference if frozen else policy.average or nullcontext
         self._target: Target | None = None
+        self._reinforces = _reinforces(recipe, recipe.objective)
         self._teachers = frozen_teachers(policy)
         self._tokens = shared_tokens(policy.language) if self._teachers else None
-
-    @property
-    def _reinforces(self) -> bool:
-        """Whether the surrogate trains any completions."""
-        return rewarded(self.recipe) and (self.both or self.others == "policy")
 
     def rows(self, experience: Completions, part: int, keep: Tensor | None) -> int:
         """How many tokens a part has; with `others: none`, in completions that have a teacher."""
@@ -164,12 +180,12 @@ class DistilledObjective(TokenObjective):
         contexts = self._contexts(experience)
         if not self._teachers:
             with self._as_teacher():
-                return predicted(self.policy, experience, contexts, batch, self.top)
+                return predicted(self.policy, experience, contexts, batch, self.top, entropy=self.doubt > 0)
         of_rows = [experience.taught_by[prompt] for prompt in experience.prompt_of_sample]
         found: Target | None = None
         for name, teacher in self._teachers.items():
             own = [context if of == name else None for context, of in zip(contexts, of_rows)]
-            target = predicted(teacher, experience, own, batch, self.top, self._tokens)
+            target = predicted(teacher, experience, own, batch, self.top, entropy=self.doubt > 0, tokens=self._tokens)
             if target is not None:
                 found = target if found is None else found.beside(target)
         return found
@@ -195,7 +211,9 @@ class DistilledObjective(TokenObjective):
         if target is None or scored.measured is None:
             return loss, metrics
         student = scored.measured + scored.log_probs[..., None]
-        each = (-self.doubt * target.entropy).exp() * self._apart(student, target.log_probs)
+        each = self._apart(student, target.log_probs)
+        if target.entropy is not None:
+            each = (-self.doubt * target.entropy).exp() * each
         if self._bound is not None:
             each = each * (scored.log_probs - scored.old).detach().exp().clamp(max=self._bound)
         lost = torch.where(taught, each, 0.0).sum()

@@ -39,6 +39,7 @@ def _frozen(policy: TextPolicy, path: str) -> TextPolicy:
 
     language = load_language_model(language_teacher(path), **loading_options(policy.recipe.model))
     _require_same_tokens(policy.language, language, path)
+    _require_room(policy, language, path)
     language.model.requires_grad_(False).to(policy.device)
     teacher = copy.copy(policy)
     teacher.language = language
@@ -54,6 +55,25 @@ def _require_same_tokens(student: LanguageModel, teacher: LanguageModel, path: s
         raise ValueError(
             f"model.teachers: {path} has other tokens than the model ({len(differ):,} differ, such as {named}); a "
             "teacher reads the tokens of the model's completions, so use a teacher with the same tokenizer"
+        )
+    rows, needed = teacher.model.get_input_embeddings().num_embeddings, shared_tokens(student)
+    if rows < needed:
+        raise ValueError(
+            f"model.teachers: {path} has embeddings for {rows:,} tokens, and its tokenizer has {needed:,}; get the "
+            "model again, with the tokenizer that belongs to it"
+        )
+
+
+def _require_room(policy: TextPolicy, teacher: LanguageModel, path: str) -> None:
+    """Refuse a teacher that has no positions for what the model may read and write."""
+    settings, own, room = policy.recipe.generation, policy.language.positions, teacher.positions
+    longest = settings.max_prompt_tokens + settings.max_tokens
+    # Where the model has no more room than its teacher, its prompts have been checked one by one.
+    if room is not None and room + 1 < longest and (own is None or room < own):
+        raise ValueError(
+            f"model.teachers: {path} has positions for {room + 1:,} tokens in all, and a prompt of "
+            f"generation.max_prompt_tokens {settings.max_prompt_tokens:,} and a completion of generation.max_tokens "
+            f"{settings.max_tokens:,} have {longest:,}; lower these, or use another teacher"
         )
 
 

@@ -25,13 +25,13 @@ class Target:
         taught: [R] bool, completions that have a teacher among them. The other attributes are 0 for the others.
         ids: [R, T, K] the tokens that are likeliest for the teacher.
         log_probs: [R, T, K] their log-probs under the teacher.
-        entropy: [R, T] of the teacher, in nats.
+        entropy: [R, T] of the teacher, in nats; None if nobody asked.
     """
 
     taught: Tensor
     ids: Tensor
     log_probs: Tensor
-    entropy: Tensor
+    entropy: Tensor | None = None
 
     def gaps(self, logits: Tensor, ids: Tensor, rows: Sequence[int], first: int, *, temperature: float) -> Tensor:
         """A `Measure` of the student: the log-probs of the teacher's tokens less the token's own log-prob.
@@ -42,10 +42,8 @@ class Target:
 
     def beside(self, other: Target) -> Target:
         """What these teachers and others predict for one batch. No completion has two teachers."""
-        return Target(
-            self.taught | other.taught, self.ids + other.ids, self.log_probs + other.log_probs,
-            self.entropy + other.entropy,
-        )  # fmt: skip
+        both = None if self.entropy is None or other.entropy is None else self.entropy + other.entropy
+        return Target(self.taught | other.taught, self.ids + other.ids, self.log_probs + other.log_probs, both)
 
 
 def teachers_of(experience: Completions) -> list[list[int] | None]:
@@ -67,6 +65,8 @@ def predicted(
     teachers: Sequence[list[int] | None],
     batch: Sequence[int],
     top: int,
+    *,
+    entropy: bool,
     tokens: int | None = None,
 ) -> Target | None:
     """What the teachers of some completions predict; None if none of them has a teacher.
@@ -77,16 +77,16 @@ def predicted(
         teachers: the context of each completion's teacher, see `teachers_of`.
         batch: R rows of the rollout.
         top: how many of the likeliest tokens are told.
+        entropy: whether entropies are told. For these, the distributions over all tokens are made in float32.
         tokens: only ids below this number may be told; all if left out.
     """
     places = [k for k, row in enumerate(batch) if teachers[row] is not None]
     if not places:
         return None
     knowing = replace(experience, contexts=[one or experience.context(row) for row, one in enumerate(teachers)])
-    likeliest = partial(_likeliest, top=top, tokens=tokens, temperature=policy.recipe.generation.temperature)
-    found = policy.statistics(knowing, [batch[k] for k in places], entropy=True, measure=likeliest)
+    measure = partial(likeliest, top=top, tokens=tokens, temperature=policy.recipe.generation.temperature)
+    found = policy.statistics(knowing, [batch[k] for k in places], entropy=entropy, measure=measure)
     assert found.measured is not None
-    assert found.entropy is not None
     gaps, ids = found.measured.chunk(2, -1)
     width, place = int(experience.lengths[list(batch)].max()), torch.tensor(places, device=ids.device)
 
@@ -97,10 +97,11 @@ def predicted(
 
     taught = torch.zeros(len(batch), dtype=torch.bool, device=ids.device)
     taught[place] = True
-    return Target(taught, spread(ids.long()), spread(gaps + found.log_probs[..., None]), spread(found.entropy))
+    unsure = None if found.entropy is None else spread(found.entropy)
+    return Target(taught, spread(ids.long()), spread(gaps + found.log_probs[..., None]), unsure)
 
 
-def _likeliest(
+def likeliest(
     logits: Tensor, ids: Tensor, rows: Sequence[int], first: int, *, top: int, tokens: int | None, temperature: float
 ) -> Tensor:
     """[R, T, 2 K] the likeliest tokens: their log-probs less the token's own log-prob, and their ids.
@@ -108,5 +109,5 @@ def _likeliest(
     float32 holds every id below 2^24.
     """
     known = logits[:, : ids.shape[1], :tokens]
-    likeliest = known.topk(min(top, known.shape[-1])).indices
-    return torch.cat([relative_logits(logits, ids, likeliest, temperature), likeliest.float()], -1)
+    told = known.topk(min(top, known.shape[-1])).indices
+    return torch.cat([relative_logits(logits, ids, told, temperature), told.float()], -1)
