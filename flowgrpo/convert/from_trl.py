@@ -28,18 +28,22 @@ class TrlTrainer:
     """What a trainer of TRL has of its own.
 
     Attributes:
+        what: the name of its configuration, for the list of what was carried over.
         defaults: what its configuration has where the file says nothing.
         bases: recipes on which the recipe may build.
         method: puts the comparison, the loss and the rewards into the recipe.
         idle: pattern of keys -> why they have no effect here; before the reasons that all trainers share.
         length: its key for the longest completion.
+        others: how to say that a file is for another trainer; empty if a file of this one cannot be mistaken.
     """
 
+    what: str
     defaults: Mapping[str, Any]
     bases: tuple[str, ...]
     method: Callable[[Conversion], None]
     idle: Mapping[str, str]
     length: str = "max_completion_length"
+    others: str = ""
 
 
 def from_trl(path: Path, given: Mapping[str, Any], gpus: int | None, trainer: TrlTrainer) -> Conversion:
@@ -57,7 +61,7 @@ def from_trl(path: Path, given: Mapping[str, Any], gpus: int | None, trainer: Tr
     settings = ForeignSettings(given, trainer.defaults, str(path))
     conversion = Conversion(settings, settings.text("run_name") or path.stem)
     conversion.bases = trainer.bases
-    conversion.recipe["task"] = "text"
+    conversion.follow(f"read as {trainer.what}", "task", "text", trainer.others)
     conversion.carry_rows((*ROWS, PlainRow(trainer.length, "generation.max_tokens", "count")))
     if settings.value(trainer.length) is None:
         conversion.lose(trainer.length, "write generation.max_tokens: a completion has a bound here")
@@ -84,7 +88,10 @@ def _grpo(conversion: Conversion) -> None:
     reward_settings(conversion)
 
 
-GRPO = TrlTrainer(DEFAULTS, ("text",), _grpo, {})
+GRPO = TrlTrainer(
+    "a GRPOConfig", DEFAULTS, ("text",), _grpo, {},
+    others="an RLOOConfig has normalize_advantages, and a DistillationConfig teacher_model_name_or_path",
+)  # fmt: skip
 """A GRPOConfig."""
 
 

@@ -23,7 +23,10 @@ _OWN = {
 }  # fmt: skip
 OF_GKD = {key: value for key, value in OF_DISTILLATION.items() if key != "max_completion_length"} | _OWN
 """The same of an experimental GKDConfig."""
-KEYS = ("teacher_model_name_or_path", "teacher_model_init_kwargs", "teacher_model_revision", "lmbda", "seq_kd")
+KEYS = (
+    "teacher_model_name_or_path", "teacher_model_init_kwargs", "teacher_model_revision", "teacher_model_server_url",
+    "lmbda", "seq_kd",
+)  # fmt: skip
 """Settings that only these configurations have."""
 TEACHER = "TEACHER_FOLDER"
 """The path of a teacher that the file does not name."""
@@ -32,18 +35,24 @@ TOP = 100
 _IDLE = {
     "teacher_model_init_kwargs": "the teacher is loaded as the model is",
     "eval_*": "evaluations sample answers, see evaluate",
+    "uld_*": "only the loss for a teacher with another tokenizer reads it",
+    "use_extended_uld": "only the loss for a teacher with another tokenizer reads it",
 }
-
-
-def is_of_gkd(given: Mapping[str, Any]) -> bool:
-    """Whether settings of TRL are of a GKDConfig."""
-    alone = "lmbda" in given and "max_completion_length" not in given  # older versions of both have lmbda
-    return alone or "seq_kd" in given or "max_new_tokens" in given
+_OF_SFT = "a GKDConfig has it from SFTConfig, and distillation does not need it"
+_IDLE_OF_GKD = {
+    **_IDLE,
+    **dict.fromkeys(
+        ("dataset_text_field", "truncation_mode", "packing*", "padding_free", "assistant_only_loss", "loss_type",
+         "completion_only_loss", "activation_offloading", "eval_packing"), _OF_SFT,
+    ),
+    "max_length": "generation.max_prompt_tokens and generation.max_tokens are the bounds, and nothing is cut",
+}  # fmt: skip
 
 
 def _method(conversion: Conversion) -> None:
     settings = conversion.settings
-    conversion.follow("one completion of a prompt", "rollout.group", 1)
+    if settings.value("num_generations") is None:
+        conversion.follow("one completion of a prompt", "rollout.group", 1)
     path = settings.text("teacher_model_name_or_path")
     if path is None:
         conversion.follow("not in the file", "model.teachers", [{"path": TEACHER}])
@@ -56,6 +65,11 @@ def _method(conversion: Conversion) -> None:
     if settings.text("teacher_model_revision") not in (None, "main"):
         conversion.lose("teacher_model_revision", "download this revision, and give its folder in model.teachers")
     conversion.used("teacher_model_revision")
+    if settings.text("teacher_model_server_url") is not None:
+        conversion.lose("teacher_model_server_url", "a teacher is loaded here, and no server is asked")
+    if settings.value("use_uld_loss") is not None and settings.flag("use_uld_loss"):
+        conversion.lose("use_uld_loss", "a teacher has the tokenizer of the model here; use such a teacher")
+    conversion.used("teacher_model_server_url", "use_uld_loss")
     _divergence(conversion)
     _own_completions(conversion)
     conversion.follow("no penalty", "penalties", [])
@@ -94,7 +108,20 @@ def _own_completions(conversion: Conversion) -> None:
     conversion.used("seq_kd")
 
 
-DISTILLATION = TrlTrainer(OF_DISTILLATION, ("text_opd", "text"), _method, _IDLE)
+DISTILLATION = TrlTrainer("a DistillationConfig", OF_DISTILLATION, ("text_opd", "text"), _method, _IDLE)
 """A DistillationConfig."""
-GKD = TrlTrainer(OF_GKD, ("text_opd", "text"), _method, _IDLE, "max_new_tokens")
+GKD = TrlTrainer("a GKDConfig", OF_GKD, ("text_opd", "text"), _method, _IDLE_OF_GKD, "max_new_tokens")
 """A GKDConfig."""
+GOLD = TrlTrainer(
+    "a GOLDConfig", OF_DISTILLATION | {**_OWN, "max_completion_length": 128, "learning_rate": 1e-7, "top_p": 0.95},
+    ("text_opd", "text"), _method, _IDLE_OF_GKD,
+)  # fmt: skip
+"""A GOLDConfig, which is a GKDConfig that may have a teacher with another tokenizer."""
+
+
+def trainer_of(given: Mapping[str, Any]) -> TrlTrainer:
+    """The trainer that distils and has these settings."""
+    if "use_uld_loss" in given or ("seq_kd" in given and "max_completion_length" in given):
+        return GOLD
+    alone = "lmbda" in given and "max_completion_length" not in given  # older versions of both have lmbda
+    return GKD if alone or "seq_kd" in given or "max_new_tokens" in given else DISTILLATION

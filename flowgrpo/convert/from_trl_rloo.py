@@ -38,6 +38,10 @@ def _method(conversion: Conversion) -> None:
         found["drop_truncated"] = True
         keys.append("mask_truncated_completions")
     conversion.used("mask_truncated_completions")
+    if settings.flag("use_vllm"):
+        # Their trainer has no weight for the difference of the engines, and ours has one unless the recipe says so.
+        found["correction"] = "none"
+        keys.append("use_vllm")
     made = conversion.recipe["optimizer"]
     several = made.get("updates", 1) * made.get("epochs", 1) > 1
     note = "the ratio of each token is clipped here, and of the whole completion there" if several else ""
@@ -49,5 +53,5 @@ def _method(conversion: Conversion) -> None:
     reward_settings(conversion)
 
 
-RLOO = TrlTrainer(OF_RLOO, ("text",), _method, {})
+RLOO = TrlTrainer("an RLOOConfig", OF_RLOO, ("text",), _method, {})
 """An RLOOConfig."""

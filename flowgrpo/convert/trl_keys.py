@@ -58,6 +58,7 @@ MISSING = (
     Missing(
         "trust_remote_code", (), "code of a model's repository is not run here; give a model that transformers has"
     ),
+    Missing("model_init_kwargs", (), "write model.dtype and model.attention, as far as they are about these"),
     Missing("model_revision", ("main",), "download this revision, and give its folder as model.path"),
     Missing("load_in_4bit", (), "weights are not quantised here: model.dtype bfloat16 takes 2 bytes a weight"),
     Missing("load_in_8bit", (), "weights are not quantised here: model.dtype bfloat16 takes 2 bytes a weight"),

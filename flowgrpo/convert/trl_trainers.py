@@ -35,8 +35,7 @@ def convert_trl(path: Path, given: Mapping[str, Any], gpus: int | None) -> Conve
         ValueError: a value has a wrong type, or the configuration is for a trainer that has no counterpart here.
     """
     if any(key in given for key in distillation.KEYS):
-        trainer = distillation.GKD if distillation.is_of_gkd(given) else distillation.DISTILLATION
-        return from_trl(path, given, gpus, trainer)
+        return from_trl(path, given, gpus, distillation.trainer_of(given))
     for what, keys in OTHERS.items():
         found = [key for key in keys if key in given]
         found += ["loss_type"] if what == "a KTOConfig" and given.get("loss_type") in OF_KTO else []

@@ -85,6 +85,57 @@ def test_gkd_has_other_defaults_and_data_of_its_own(tmp_path: Path) -> None:
     assert not lost(lines)
 
 
+def test_the_list_says_for_which_trainer_a_file_was_read(tmp_path: Path) -> None:
+    """Short files of several trainers have the same keys, and other defaults."""
+    short = {**RLOO, "normalize_advantages": None}
+    read = {
+        "a GRPOConfig": short, "an RLOOConfig": RLOO, "a DistillationConfig": TAUGHT,
+        "a GKDConfig": {**TAUGHT, "max_completion_length": None, "lmbda": 1.0},
+        "a GOLDConfig": {**TAUGHT, "use_uld_loss": False},
+    }  # fmt: skip
+    for what, theirs in read.items():
+        _, lines, _ = converted(tmp_path, theirs)
+        assert lines[1].startswith(f"  (read as {what}) → task: text")
+    assert "an RLOOConfig has normalize_advantages" in converted(tmp_path, short)[1][1]
+
+
+def test_several_completions_of_a_prompt_stay_several(tmp_path: Path) -> None:
+    """Earlier versions have the key. Prompts are fewer by this number, so completions must be as many more."""
+    recipe, _, _ = converted(tmp_path, {**TAUGHT, "num_generations": 4})
+    assert (recipe.rollout.prompts, recipe.rollout.group) == (16, 4)
+
+
+def test_rloo_has_no_weight_for_the_difference_of_engines(tmp_path: Path) -> None:
+    recipe, _, _ = converted(tmp_path, {**RLOO, "use_vllm": True})
+    assert (recipe.generation.engine, recipe.objective["correction"].name) == ("vllm", "none")
+
+
+def test_settings_that_gkd_has_from_sft_have_no_effect(tmp_path: Path) -> None:
+    of_sft = {"packing": False, "loss_type": "nll", "truncation_mode": "keep_start", "max_length": 1024}
+    of_gkd = {**TAUGHT, "max_completion_length": None, "max_new_tokens": 64, "lmbda": 1.0}
+    _, lines, _ = converted(tmp_path, {**of_gkd, **of_sft})
+    assert not lost(lines)
+    idle = "\n".join(lines[lines.index("without effect here:") :])
+    assert "loss_type 'nll', truncation_mode 'keep_start': a GKDConfig has it from SFTConfig" in idle
+    assert "max_length 1024: generation.max_prompt_tokens and generation.max_tokens are the bounds" in idle
+
+
+def test_gold_is_gkd_with_the_tokenizer_of_the_model(tmp_path: Path) -> None:
+    gold = {**TAUGHT, "max_completion_length": 2048, "lmbda": 1.0, "seq_kd": False, "uld_student_temperature": 1.0}
+    recipe, lines, _ = converted(tmp_path, {**gold, "use_uld_loss": False})
+    assert (recipe.generation.max_tokens, recipe.generation.top_p, recipe.objective["beta"]) == (2048, 0.95, 0.5)
+    assert not lost(lines)
+    _, lines, _ = converted(tmp_path, {**gold, "use_uld_loss": True})
+    assert "use_uld_loss True: a teacher has the tokenizer of the model here; use such a teacher" in lost(lines)
+
+
+def test_a_teacher_on_a_server_is_no_reason_to_read_a_file_for_grpo(tmp_path: Path) -> None:
+    recipe, lines, _ = converted(tmp_path, {**SIZES, "teacher_model_server_url": "http://localhost:8001"})
+    assert recipe.objective.name == "distilled"
+    assert "a teacher is loaded here, and no server is asked" in lost(lines)
+    assert "the file does not name the teacher" in lost(lines)
+
+
 def test_a_teacher_that_the_file_does_not_name_is_asked_for(tmp_path: Path) -> None:
     recipe, lines, _ = converted(tmp_path, {**SIZES, "seq_kd": False, "lmbda": 1.0})
     assert recipe.model.teachers[0].path == "TEACHER_FOLDER"

@@ -385,7 +385,11 @@ def test_entropies_of_a_teacher_are_made_where_they_count(small_text, teacher, t
             "rewards train no completion here without `both`, so it has no effect; leave it out",
         ),
         (
-            ["extensions=[{name: teacher, template: '{solution} {prompt}'}]", ALL, "penalties=[{name: kl, weight: 1.0}]"],
+            [
+                "extensions=[{name: teacher, template: '{solution} {prompt}'}]",
+                ALL,
+                "penalties=[{name: kl, weight: 1.0}]",
+            ],
             "rewards train none here",
         ),
         (
