@@ -123,6 +123,27 @@ def test_the_table_says_what_was_trained() -> None:
     assert rows["objective"].startswith("forward (diffusion_nft)")
 
 
+def test_a_card_says_who_taught_and_whether_rewards_did() -> None:
+    facts = CardFacts("lora", 3)
+    teachers = "model.teachers=[{name: sums, path: /data/runs/large}, {name: words, path: Qwen/Qwen2.5-7B-Instruct}]"
+    distilled = ["objective={name: distilled, direction: forward}", teachers]
+    card = card_text(text(*distilled), [], facts)
+    assert "It was trained on what its teachers predict by flowgrpo." in card
+    assert "| objective | distilled |" in card
+    assert "| teachers | large, Qwen/Qwen2.5-7B-Instruct |" in card
+    assert "| rewards | answer, only reported |" in card
+    assert "- distillation\n" in card
+    assert "reinforcement-learning" not in card
+    both = card_text(text(*distilled, "objective.both=true"), [], facts)
+    assert "It was trained on rewards and what its teachers predict by flowgrpo." in both
+    assert "- reinforcement-learning\n" in both
+    assert "| objective | distilled (clip) |" in both
+    form = "rollout={group: 1, form: {name: given, columns: [solution]}}"
+    given = card_text(text(*distilled, form), [], facts)
+    assert "what its teachers predict for samples that the data give by flowgrpo" in given
+    assert "teach" not in card_text(text(), [], facts)
+
+
 @pytest.mark.parametrize(
     ("recipe", "kind", "library", "task", "relation"),
     [

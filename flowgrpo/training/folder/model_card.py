@@ -18,7 +18,7 @@ import yaml
 
 from ...configs.schema import AnyRecipe, MaskedRecipe, Recipe
 from ...configs.yaml_text import Dumper
-from ...parts.traits import offered
+from ...parts.traits import offered, rewarded
 from .card_snippets import snippet
 from .files import write_text
 from .leftovers import RESULTS
@@ -79,11 +79,10 @@ def card_text(recipe: AnyRecipe, metrics: Sequence[Mapping[str, Any]], facts: Ca
     head = yaml.dump(_head(recipe, facts, base if published else None), Dumper=Dumper, sort_keys=False)
     what = {"lora": "A LoRA for", "pipeline": "The pipeline", "model": "The language model"}[facts.kind]
     done = "" if facts.kind == "lora" else ", with trained weights"
-    on = "samples that the data give, and that rewards rank," if offered(recipe, "given") else "rewards"
     parts = [
         f"---\n{head}# license: choose one; the licence of the base model may decide which\n---",
         f"# {plain_line(recipe.name)}",
-        f"{what} {_base_in_words(recipe, base, published)}{done}. It was trained on {on} by flowgrpo.",
+        f"{what} {_base_in_words(recipe, base, published)}{done}. It was trained on {_source(recipe)} by flowgrpo.",
         "## Training\n\n" + "\n".join(_table(_rows(recipe, facts, base))),
         *_scores(recipe, metrics, facts),
         f"## Use\n\n{snippet(recipe, facts, base, published)}",
@@ -116,6 +115,23 @@ def last_part(path: str) -> str:
     return re.split(r"[/\\]", path.rstrip("/\\"))[-1]
 
 
+def _source(recipe: AnyRecipe) -> str:
+    """What the loss of a recipe learns from."""
+    given, ranked = offered(recipe, "given"), rewarded(recipe)
+    found = ["samples that the data give, and that rewards rank," if given else "rewards"] if ranked else []
+    if _teachers(recipe):
+        found.append("what its teachers predict" + (" for samples that the data give" if given and not ranked else ""))
+    return " and ".join(found or ["penalties alone"])
+
+
+def _teachers(recipe: AnyRecipe) -> list[str]:
+    """The names of the other models that teach, without the folders of this machine."""
+    teachers = () if isinstance(recipe, MaskedRecipe) else recipe.model.teachers
+    # A teacher of a pipeline without weights of its own is the base with another call.
+    paths = [teacher.path or getattr(teacher, "lora", None) or recipe.model.path for teacher in teachers]
+    return list(dict.fromkeys(plain_line(base_model(path)[0]) for path in paths))
+
+
 def _base_in_words(recipe: AnyRecipe, base: str, published: bool) -> str:
     if recipe.model.path in EMBEDDED:
         return f"`{base}`, an embedded model of flowgrpo"
@@ -131,7 +147,9 @@ def _head(recipe: AnyRecipe, facts: CardFacts, base: str | None) -> dict[str, An
     head["library_name"] = "diffusers" if not text else "peft" if facts.kind == "lora" else "transformers"
     fills = isinstance(recipe, MaskedRecipe) and not facts.own_class
     head["pipeline_tag"] = "fill-mask" if fills else pipeline_tag(text, facts)
-    head["tags"] = ["flowgrpo", "reinforcement-learning", "grpo", *(["lora"] if facts.kind == "lora" else [])]
+    head["tags"] = ["flowgrpo", *(["reinforcement-learning", "grpo"] if rewarded(recipe) else [])]
+    head["tags"] += ["distillation"] if _teachers(recipe) else []
+    head["tags"] += ["lora"] if facts.kind == "lora" else []
     return head
 
 
@@ -154,7 +172,10 @@ def _rows(recipe: AnyRecipe, facts: CardFacts, base: str) -> Iterable[tuple[str,
     yield "trained", f"{trained}, computed in {recipe.model.dtype}"
     yield "recipe", plain_line(recipe.name) + (f": {plain_line(recipe.paper)}" if recipe.paper else "")
     yield "objective", _objective(recipe)
-    yield "rewards", ", ".join(_reward(reward) for reward in recipe.rewards)
+    if teachers := _teachers(recipe):
+        yield "teachers", ", ".join(teachers)
+    rewards = ", ".join(_reward(reward) for reward in recipe.rewards)
+    yield "rewards", rewards if rewarded(recipe) else f"{rewards}, only reported"
     noun = "images" if isinstance(recipe, Recipe) else "completions"
     sampled = f"{recipe.rollout.prompts} prompts × {recipe.rollout.group} {noun}"
     yield "iterations", f"{facts.iteration} of {recipe.run.iterations}, each with {sampled}"
@@ -173,7 +194,8 @@ def _rows(recipe: AnyRecipe, facts: CardFacts, base: str) -> Iterable[tuple[str,
 
 def _objective(recipe: AnyRecipe) -> str:
     found = recipe.objective
-    inner = [one.short for one in (found.get("loss"), found.get("surrogate")) if one is not None]
+    parts = (found.get("loss"), found.get("surrogate") if rewarded(recipe) else None)
+    inner = [one.short for one in parts if one is not None]
     named = f"{found.short} ({', '.join(inner)})" if inner else found.short
     penalties = [f"{one.short} × {one.get('weight'):g}" for one in recipe.penalties if one.get("weight") is not None]
     return plain_line(named + "".join(f", penalty {penalty}" for penalty in penalties))
