@@ -347,8 +347,10 @@ def _plan_text(recipe: TextRecipe) -> None:
         say(f"samples come {line}; the other numbers leave rounds out")
     say(f"{optimizer.updates * optimizer.epochs} optimizer step(s) an iteration, 1 of them strictly on-policy")
     say(_trained(recipe))
-    if columns := given_columns(recipe):
-        say(f"nothing is sampled: the completions are in the columns {', '.join(columns)} of {recipe.data.train}")
+    columns, own = given_columns(recipe), recipe.rollout.form.get("own", 0.0)
+    if columns:
+        there = f"the completions are in the columns {', '.join(columns)} of {recipe.data.train}"
+        say(f"{own:.0%} of the prompts are sampled; of the others, {there}" if own else f"nothing is sampled: {there}")
         say(f"at most {texts * longest:,} tokens scored an iteration, {optimizer.epochs} time(s)")
     else:
         say(f"at most {texts * longest:,} tokens sampled an iteration, and scored {optimizer.epochs} time(s)")

@@ -53,7 +53,12 @@ def jensen_shannon(own: torch.Tensor, taught: torch.Tensor) -> torch.Tensor:
 
 
 def by_hand(
-    trainer: Trainer, e: Completions, folder: Path, contexts: list[list[int] | None], apart: Apart = reverse
+    trainer: Trainer,
+    e: Completions,
+    folder: Path,
+    contexts: list[list[int] | None],
+    apart: Apart = reverse,
+    temperature: float = 1.0,
 ) -> torch.Tensor:
     """The sum over all tokens of the divergence from the teacher, over all tokens that both models have."""
     student, other = task_of(trainer).policy.language.model, AutoModelForCausalLM.from_pretrained(folder)
@@ -64,7 +69,7 @@ def by_hand(
         found = []
         for model, before in ((student, e.context(row)), (other, context)):
             whole = torch.tensor([before + e.sampled.ids[row]])
-            logits = model(input_ids=whole).logits[0, len(before) - 1 : -1].float()
+            logits = model(input_ids=whole).logits[0, len(before) - 1 : -1].float() / temperature
             found.append(logits.log_softmax(1)[:, :size])
         own, taught = found[0], found[1].detach()
         total = total + apart(own, taught).sum()
@@ -138,6 +143,54 @@ def test_answers_of_the_data_are_distilled(small_text: list[str], teacher: Path,
     record = trainer.iterate(0)
     assert record["distillation"] > 0
     assert "sampler_gap" not in record
+
+
+def test_some_prompts_have_answers_of_the_data_and_others_own_ones(
+    small_text: list[str], teacher: Path, tmp_path: Path
+) -> None:
+    """GKD with a lambda between 0 and 1: who writes is drawn for each prompt and iteration, and all are distilled."""
+    lines = [*given_answers(tmp_path), f"model.teachers=[{{path: {teacher}}}]", "rollout.form.own=0.4"]
+    trainer = trainer_of(small_text, tmp_path / "run", *lines, "generation.temperature=0.9")
+    kinds = []
+    for iteration in range(40):
+        rows, e = trainer.collect(iteration)
+        assert not e.drawn
+        assert e.prompt_of_sample == [0, 1, 2]
+        own = [told["given_place"] is None for told in e.origins()]
+        for row, (mine, prompt) in enumerate(zip(own, rows, strict=True)):
+            chances = e.sampled.log_probs[row]
+            assert all(one < 0 for one in chances) if mine else set(chances) == {0.0}
+            assert mine or e.samples[row] == prompt.columns["solution"]
+        kinds.append(own)
+    assert 0.25 < sum(map(sum, kinds)) / 120 < 0.55
+    assert {(True, False), (False, True)} <= {(one, other) for one, other, _ in kinds}
+    e = trainer.collect(next(k for k, own in enumerate(kinds) if any(own) and not all(own)))[1]
+    mine = gradient(trainer, e, torch.linspace(-1, 1, 3))
+    whole = by_hand(trainer, e, teacher, [e.context(row) for row in range(3)], temperature=0.9)
+    (whole / e.lengths.sum()).backward()
+    same_gradient(trainer, mine)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (
+            ["objective={name: answers, loss: likelihood}", "model.teachers=[]"],
+            "objective answers compares the completions",
+        ),
+        (["rewards=[{name: given}]"], "reward given ranks the completions of the data; use another reward"),
+        (
+            ["rollout.form.own=0", "generation.temperature=0.9"],
+            "so nothing is sampled, and generation.temperature is 0.9",
+        ),
+    ],
+)
+def test_own_answers_beside_given_ones_need_a_teacher(
+    small_text: list[str], teacher: Path, tmp_path: Path, more: list[str], message: str
+) -> None:
+    lines = [*given_answers(tmp_path), f"model.teachers=[{{path: {teacher}}}]", "rollout.form.own=0.4"]
+    with pytest.raises(RecipeError, match=message):
+        load_recipe("text", [*small_text, *lines, "advantage={baseline: none, scale: none}", *more])
 
 
 def test_rewards_of_given_answers_are_refused(small_text: list[str], teacher: Path, tmp_path: Path) -> None:

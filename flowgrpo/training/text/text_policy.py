@@ -51,8 +51,8 @@ class Completions:
         teachers: for each completion, token ids that precede it when its teacher reads it, or None if it has no
             teacher; an extension gives them.
         taught_by: the name of each prompt's frozen teacher; empty if the recipe has none.
-        drawn: whether the policy drew the completions. If not, the data have given them, and `sampled` has no
-            log-probs.
+        drawn: whether the policy drew the completions. If not, the data have given some or all of them, and `sampled`
+            has no log-probs for these.
     """
 
     prompts: list[list[int]]

@@ -1,11 +1,14 @@
-"""Completions that the data give, in the place of completions that the policy writes."""
+"""Completions that the data give, in the place of completions that the policy writes, or beside them."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ....core.addressing import address
 from ....parts.choice import Choice
 from ....parts.needs import Need, needs, one_round, unscored
+from ....parts.ranges import Share
 from ....parts.traits import offers, rewarded
 
 if TYPE_CHECKING:
@@ -37,11 +40,33 @@ def _is_taught(recipe: Any, choice: Choice) -> list[str]:
     ]
 
 
+def _written_too(recipe: Any, choice: Choice) -> list[str]:
+    """Faults of a recipe in which the policy writes completions too, or in which nothing is sampled."""
+    if not choice.get("own"):
+        need = Need(
+            "generation.temperature", (1.0,), "gives completions that the policy did not draw, so nothing is sampled"
+        )
+        fault = need.fault(recipe, f"form {choice.short}")
+        return [] if fault is None else [fault]
+    faults = []
+    if recipe.objective.name != "distilled":
+        faults.append(
+            f"rollout.form.own lets the policy write completions of some prompts, and objective "
+            f"{recipe.objective.short} compares the completions of the data; use objective distilled, or leave own out"
+        )
+    if any(entry.name == "given" for entry in recipe.rewards):
+        faults.append(
+            "rollout.form.own lets the policy write completions of some prompts, and reward given ranks the "
+            "completions of the data; use another reward, or leave own out"
+        )
+    return faults
+
+
 @offers("given")
 @needs(
     _as_many_as_columns,
     _is_taught,
-    Need("generation.temperature", (1.0,), "gives completions that the policy did not draw, so nothing is sampled"),
+    _written_too,
     Need(
         "objective",
         ("answers", "distilled"),
@@ -49,25 +74,30 @@ def _is_taught(recipe: Any, choice: Choice) -> list[str]:
     ),
     one_round("trains on the completions of the data"),
 )
-def given(writer: Writer, *, columns: tuple[str, ...] = ("chosen", "rejected")) -> list[Attempt]:
+def given(writer: Writer, *, columns: tuple[str, ...] = ("chosen", "rejected"), own: Share = 0.0) -> list[Attempt]:
     """No sampling: the data give the completions of each prompt, as in offline DPO (arXiv 2305.18290).
 
     The rewards score the given completions. Reward `given` says how the data rank them. Evaluations sample. With
-    objective `distilled`, a teacher says how likely it finds the tokens of these completions (supervised distillation;
-    GKD, 2306.13649, with lambda 0).
+    objective `distilled`, a teacher says how likely it finds the tokens of these completions (supervised distillation).
+    Some prompts may have completions that the policy writes itself (GKD, 2306.13649, Algorithm 1).
 
     Options:
         columns: columns of the training prompts with the completions, the best first: a text, or a conversation that
             ends with a message of the assistant.
+        own: the probability that the policy writes the completions of a prompt itself, as many as there are columns
+            (GKD's lambda).
 
     Raises:
         ValueError: a prompt lacks a column, or what is there is no completion.
     """
     from ..writing import Attempt
 
-    found = []
+    written = [p for p, key in enumerate(writer.keys) if address(key, _WHOSE) < own * _SEEDS]
+    mine = writer.write([one for one in writer.starts() if one.prompt in set(written)]) if written else []
+    # Their place is told too, as nothing, so that each process has the same columns.
+    found = [replace(one, origin={"given_place": None, "given_places": len(columns)}) for one in mine]
     for p, row in enumerate(writer.rows):
-        for place, column in enumerate(columns):
+        for place, column in enumerate(columns if p not in set(written) else ()):
             ids = writer.policy.language.answer_tokens(answer_of(row, column))
             found.append(
                 Attempt(
@@ -76,6 +106,12 @@ def given(writer: Writer, *, columns: tuple[str, ...] = ("chosen", "rejected")) 
                 )
             )  # fmt: skip
     return found
+
+
+_WHOSE = 0x6F776E
+"""Addresses the draw whose completions a prompt has, apart from the draws of its completions."""
+_SEEDS = 2**63
+"""Addresses are below this number."""
 
 
 def answer_of(row: PromptRow, column: str) -> str:
