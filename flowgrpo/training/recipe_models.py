@@ -40,6 +40,11 @@ MOST_ENCODED = 50_000
 def check_model(found: Checked) -> None:
     """Check the model of a recipe, the arguments of its call, and whether prompts fit it; and find its folder."""
     recipe, path = found.recipe, found.recipe.model.path
+    if isinstance(recipe, TextRecipe):
+        # Before the model, which may be on the hub: then no more is looked at here.
+        for number, teacher in enumerate(recipe.model.teachers):
+            key = f"model.teachers.{number}.path"
+            found.attempt(key, check_model_of_teacher, key, teacher.path, shows_pictures(recipe))
     resolve = FOLDERS[recipe.task]
     found.folder = found.attempt("model.path", resolve, path) or ""
     if not found.folder:
@@ -64,9 +69,6 @@ def check_model(found: Checked) -> None:
         found.attempt("model.chat", check_template, recipe.model, found.folder)
     if isinstance(recipe, TextRecipe):
         _lengths(found, recipe)
-        for number, teacher in enumerate(recipe.model.teachers):
-            key = f"model.teachers.{number}.path"
-            found.attempt(key, check_model_of_teacher, key, teacher.path, pictures)
     if isinstance(recipe, MaskedRecipe):
         model, kind = recipe.model, found.attempt("model.path", type_of, found.folder)
         found.attempt("model.block", check_block, path, kind, model.block, model.attention)

@@ -15,6 +15,7 @@ from flowgrpo.estimate.language import estimate_text
 from flowgrpo.parts.traits import rewarded
 from flowgrpo.text.model import load_language_model
 from flowgrpo.training.checking import check
+from flowgrpo.training.planning import teachers_line
 from flowgrpo.training.text.text_policy import Completions
 from flowgrpo.training.trainer import Trainer
 from flowgrpo.worlds.arithmetic.problems import build_character_tokenizer, build_model
@@ -416,6 +417,24 @@ def test_a_model_with_random_weights_is_no_teacher(small_text: list[str]) -> Non
     )
 
 
+@pytest.mark.parametrize(("both", "said"), [(False, "; rewards are only reported"), (True, "")])
+def test_a_run_says_who_teaches_and_what_binds(small_text, teacher, tmp_path: Path, both: bool, said: str) -> None:
+    lines = [f"objective={{name: distilled, both: {both}}}", f"model.teachers=[{{path: {teacher}}}]"]
+    trainer = trainer_of(small_text, tmp_path / "run", *lines)
+    told = list(trainer.task.describe())
+    assert f"taught by {teacher}{said}" in told
+    # Without rewards in the loss there is no ratio, and nothing clips it.
+    assert any("clip" in line for line in told) is both
+
+
+def test_a_plan_counts_what_teachers_read(two: tuple[list[str], dict[str, Path]]) -> None:
+    words, folders = two
+    recipe = load_recipe("text", [*words, "optimizer.epochs=2"])
+    paths = ", ".join(map(str, folders.values()))
+    assert teachers_line(recipe) == f"a teacher reads each of them 2 time(s), without gradients: {paths}"
+    assert teachers_line(load_recipe("text", [])) is None
+
+
 def test_entropies_of_a_teacher_are_made_where_they_count(small_text, teacher, tmp_path: Path) -> None:
     for doubt, made in ((0.0, False), (0.5, True)):
         lines = [ALL, f"objective.doubt={doubt}", f"model.teachers=[{{path: {teacher}}}]"]
@@ -471,6 +490,9 @@ def test_what_does_not_go_together_is_refused(words: list[str], said: str) -> No
 
 
 def test_a_teacher_that_is_not_there_is_told_before_a_model_is_loaded(small_text: list[str], tmp_path: Path) -> None:
-    [fault] = check(load_recipe("text", [*small_text, ALL, f"model.teachers=[{{path: {tmp_path}/no}}]"])).texts("fault")
-    assert fault.startswith("model.teachers.0.path ")
-    assert f"{tmp_path}/no" in fault
+    lines = [*small_text, ALL, f"model.teachers=[{{path: {tmp_path}/no}}]"]
+    # A model of the hub is not looked at before the run, and its teachers are.
+    for more in ((), ("model.path=owner/name",)):
+        [fault] = check(load_recipe("text", [*lines, *more])).texts("fault")
+        assert fault.startswith("model.teachers.0.path ")
+        assert f"{tmp_path}/no" in fault

@@ -10,6 +10,7 @@ from typing import Any
 
 from ...configs.schema import TextRecipe
 from ...configs.sections import EmaConfig
+from ...parts.traits import rewarded
 from ...rewards.runner import RewardBatch
 from ..controls import Controls
 from ..data import PromptRow
@@ -190,7 +191,7 @@ class TextTask(PolicyTask):
     def describe(self) -> Iterator[str]:
         """Lines on the model, sizes and the clip."""
         recipe, optimizer = self.recipe, self.recipe.optimizer
-        surrogate = recipe.objective.get("surrogate")
+        surrogate = recipe.objective.get("surrogate") if rewarded(recipe) else None
         low, high = (math.inf, math.inf) if surrogate is None else clip_of(surrogate.make())
         clip = f", clip -{low:g} +{high:g}" if high != math.inf else ""
         steps = optimizer.updates * optimizer.epochs
@@ -202,6 +203,8 @@ class TextTask(PolicyTask):
             f"{recipe.rollout.prompts} prompts × {recipe.rollout.group} completions an iteration, at most "
             f"{recipe.generation.max_tokens} tokens, {steps} optimizer step{'' if steps == 1 else 's'}{clip}"
         )
+        if teachers := dict.fromkeys(teacher.path for teacher in recipe.model.teachers):
+            yield f"taught by {', '.join(teachers)}" + ("" if rewarded(recipe) else "; rewards are only reported")
         if (line := budget_line(recipe)) is not None:
             yield line
         if (line := parts_line(recipe)) is not None:
