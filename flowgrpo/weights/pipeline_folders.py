@@ -6,6 +6,7 @@ import difflib
 import importlib
 import importlib.util
 import inspect
+import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -29,6 +30,8 @@ _INPUT_CHANNELS = {
     "StableDiffusionXLControlNetInpaintPipeline": ("unet", (4, 9)),
 }
 _LFS = b"version https://git-lfs"
+_VARIANT = re.compile(r"(?:diffusion_pytorch_model|pytorch_model|model)(?:-\d+-of-\d+)?\.(\w+)(?:-\d+-of-\d+)?")
+"""The name of a file of weights that is read only if its variant is asked for, without its last suffix."""
 
 
 def pipeline_class(folder: Path, chosen: str | None = None) -> type | None:
@@ -125,8 +128,25 @@ def weight_faults(folder: Path) -> Iterator[str]:
                 yield f"{folder / shard} is listed in {listing.name} but does not exist; get the model again"
     if not files and not any(folder.glob("*.bin")) and not any(folder.glob("*.index.json")):
         yield f"{folder} holds no weights (*.safetensors or *.bin); get the model again"
+        return
+    if (variant := _only_variant(folder)) is not None:
+        yield (
+            f"{folder} holds only weights of the variant {variant}, which are not read; get the files without "
+            f"`.{variant}` in their names, or load the model with variant={variant!r} and save it with "
+            "`save_pretrained`, which gives the files their usual names"
+        )
+        return
     for file in files:
         yield from safetensors_faults(file)
+
+
+def _only_variant(folder: Path) -> str | None:
+    """The variant of the weights of a model, such as `fp16`; None if there are weights without one."""
+    files = [*folder.glob("*.safetensors"), *folder.glob("*.bin")]
+    found = [_VARIANT.fullmatch(file.stem) for file in files]
+    if any(folder.glob("*.index.json")) or not all(found):
+        return None
+    return next((match[1] for match in found if match is not None), None)
 
 
 def safetensors_faults(file: Path) -> Iterator[str]:

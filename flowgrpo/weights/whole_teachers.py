@@ -6,6 +6,7 @@ inputs, and mean the same by them. How large they are does not matter.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,7 +49,19 @@ def configs_of(folder: Path) -> dict[str, dict[str, Any]]:
     index = read_json_object(folder / INDEX)
     names = [name for name in (*DENOISERS, *_OTHERS) if is_part(index.get(name))]
     files = {name: folder / name / _FILES.get(name, "config.json") for name in names}
-    return {name: read_json_object(file) for name, file in files.items() if name in DENOISERS or file.is_file()}
+    return {name: _whole(read_json_object(file)) for name, file in files.items() if name in DENOISERS or file.is_file()}
+
+
+def _whole(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a part, also those that its file leaves out because its class has them by default."""
+    import diffusers
+
+    name = config.get(KIND)
+    kind = getattr(diffusers, name, None) if isinstance(name, str) else None
+    parameters = {} if kind is None else inspect.signature(kind.__init__).parameters
+    given = {key: one.default for key, one in parameters.items() if one.default is not one.empty} | dict(config)
+    # The schedulers of flow matching have no such setting, because they know one prediction only.
+    return {"prediction_type": "flow_prediction", **given} if str(name).endswith("Scheduler") else given
 
 
 def check_whole_teacher(place: str, folder: Path, student: Path | None) -> None:
@@ -114,7 +127,6 @@ def require_fit(place: str, path: str, theirs: Configs, ours: Configs) -> None:
 def _require_same(
     place: str, path: str, name: str, keys: tuple[str, ...], one: Mapping[str, Any], other: Mapping[str, Any], mend: str
 ) -> None:
-    # A file may leave out what has the default of its class.
     for key in keys:
         if key in one and key in other and _plain(one[key]) != _plain(other[key]):
             raise ValueError(
@@ -142,6 +154,8 @@ def load_whole_teacher(
     Raises:
         ValueError: the pipeline cannot be read, lacks weights, or is not called as `pipe` is.
     """
+    from huggingface_hub import constants
+
     from .precision import in_dtype
 
     parts = {**modules, **_others(pipe)}
@@ -151,17 +165,17 @@ def load_whole_teacher(
     for name, module in modules.items():
         kind: Any = type(module)
         with from_hub(path):
+            # Without this argument, diffusers asks the hub for the parts of a large model even if it may not.
             made, report = kind.from_pretrained(
-                path, subfolder=name, use_safetensors=True, output_loading_info=True, **in_dtype(dtype)
-            )
+                path, subfolder=name, use_safetensors=True, output_loading_info=True,
+                local_files_only=constants.HF_HUB_OFFLINE, **in_dtype(dtype),
+            )  # fmt: skip
         if lacking := sorted(report["missing_keys"]):
             raise ValueError(
                 f"{place}: the files of the {name} of {path} lack {len(lacking)} of its weights, such as "
                 f"{lacking[0]}; get the model again"
             )
         found[name] = made
-    # Now with the settings that a file leaves out because they are defaults of the class.
-    require_fit(place, path, _configs_in(found), _configs_in(modules))
     return found
 
 
@@ -171,7 +185,7 @@ def _others(pipe: Any) -> dict[str, Any]:
 
 
 def _configs_in(parts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    return {name: {**part.config, KIND: type(part).__name__} for name, part in parts.items()}
+    return {name: _whole({**part.config, KIND: type(part).__name__}) for name, part in parts.items()}
 
 
 def _configs_at(path: str, parts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -182,4 +196,6 @@ def _configs_at(path: str, parts: Mapping[str, Any]) -> dict[str, dict[str, Any]
         return configs_of(Path(path))
     index = DiffusionPipeline.load_config(path)
     names = [name for name in (*DENOISERS, *_OTHERS) if is_part(index.get(name))]
-    return {name: dict(type(parts[name]).load_config(path, subfolder=name)) if name in parts else {} for name in names}
+    return {
+        name: _whole(type(parts[name]).load_config(path, subfolder=name)) if name in parts else {} for name in names
+    }

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import SD3Transformer2DModel
+from diffusers import DiffusionPipeline, SD3Transformer2DModel
+from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
 from flowgrpo.bench.measures import Silent
@@ -422,6 +423,51 @@ def test_other_latents_and_other_predictions_are_refused(random_pipeline, large,
     check_whole_teacher("model.teachers.0.path", large, random_pipeline)
 
 
+@pytest.mark.slow
+def test_settings_that_a_file_leaves_out_have_the_default_of_their_class(random_pipeline, tmp_path) -> None:
+    """An old file of a scheduler does not say that the model predicts noise. One of flow matching never says it."""
+    folders = {name: tmp_path / name for name in ("silent", "noise", "other", "flow")}
+    for folder in folders.values():
+        TINY["StableDiffusionPipeline"].fresh().save_pretrained(folder)
+    for name, change in (("silent", {}), ("other", {"prediction_type": "v_prediction"})):
+        file = folders[name] / "scheduler/scheduler_config.json"
+        rest = {key: value for key, value in json.loads(file.read_text()).items() if key != "prediction_type"}
+        file.write_text(json.dumps({**rest, **change}))
+    shutil.copy(random_pipeline / "scheduler/scheduler_config.json", folders["flow"] / "scheduler")
+    key = "model.teachers.0.path"
+    check_whole_teacher(key, folders["silent"], folders["noise"])
+    check_whole_teacher(key, folders["noise"], folders["silent"])
+    for teacher, student, said in (
+        ("silent", "other", "prediction_type is 'epsilon' in the scheduler of .*, and 'v_prediction' in the model"),
+        ("other", "silent", "prediction_type is 'v_prediction' in the scheduler of .*, and 'epsilon' in the model"),
+        ("flow", "noise", "prediction_type is 'flow_prediction' in the scheduler of .*, and 'epsilon' in the model"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            check_whole_teacher(key, folders[teacher], folders[student])
+        pipe = DiffusionPipeline.from_pretrained(folders[student])
+        with pytest.raises(ValueError, match=said):
+            load_whole_teacher(key, str(folders[teacher]), pipe, trainable_modules(pipe), torch.float32)
+
+
+@pytest.mark.slow
+def test_a_large_teacher_of_the_hub_is_read_from_the_cache_without_a_network(
+    random_pipeline, tmp_path, monkeypatch
+) -> None:
+    """Weights in several files, for which diffusers asks the hub unless it is told that there is none."""
+    commit = 40 * "a"
+    stored = tmp_path / "models--some--teacher"
+    (stored / "refs").mkdir(parents=True)
+    (stored / "refs/main").write_text(commit)
+    pipe = DiffusionPipeline.from_pretrained(random_pipeline, text_encoder_3=None, tokenizer_3=None)
+    pipe.save_pretrained(stored / "snapshots" / commit, max_shard_size="100KB")
+    assert len(list((stored / "snapshots" / commit / "transformer").glob("*.safetensors"))) > 1
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    lent = load_whole_teacher("key", "some/teacher", pipe, trainable_modules(pipe), torch.float32)
+    for name, value in pipe.transformer.state_dict().items():
+        assert torch.equal(lent["transformer"].state_dict()[name], value), name
+
+
 def test_the_denoisers_are_as_many(random_pipeline, large, tmp_path) -> None:
     """Of two experts, a teacher has two as well."""
     shutil.copytree(large, tmp_path / "two")
@@ -447,6 +493,20 @@ def test_only_safetensors_are_read_and_they_must_be_whole(random_pipeline, large
     file.rename(file.with_suffix(".bin"))
     [fault] = faults(random_pipeline, whole(tmp_path / "cut"))
     assert "has weights in .bin files, and a teacher is read from .safetensors files" in fault
+
+
+@pytest.mark.parametrize("place", ["model.teachers.0.path", "model.path"])
+def test_weights_of_a_variant_alone_are_refused_before_the_run(place, random_pipeline, large, tmp_path) -> None:
+    """`from_pretrained` does not read them unless it is told their variant."""
+    shutil.copytree(random_pipeline if place == "model.path" else large, tmp_path / "half")
+    [file] = (tmp_path / "half/transformer").glob("*.safetensors")
+    words = [whole(large), f"model.path={tmp_path}/half"] if place == "model.path" else [whole(tmp_path / "half")]
+    for end in (".fp16", ".fp16-00001-of-00001", "-00001-of-00001.fp16"):
+        file = file.rename(file.with_name(f"diffusion_pytorch_model{end}.safetensors"))
+        [fault] = faults(random_pipeline, *words)
+        assert f"{tmp_path}/half/transformer holds only weights of the variant fp16, which are not read;" in fault
+    shutil.copy(file, file.with_name("diffusion_pytorch_model.safetensors"))
+    assert faults(random_pipeline, *words) == []
 
 
 @pytest.mark.slow
