@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..configs.load import load_recipe
-from ..configs.schema import AnyRecipe, Recipe
+from ..configs.schema import AnyRecipe, MaskedRecipe, Recipe
 from ..configs.yaml_text import parse_yaml
 from ..intake.links import check_links
 from ..pipelines.acceleration import compile_blocks, use_attention
@@ -139,7 +139,8 @@ def evaluation_recipe(model: str, source: str | None, overrides: Sequence[str]) 
     """The recipe by which a model is evaluated: the recipe that is named, else a run's own recipe.
 
     If a recipe is named for a run, the prompts, the rewards and the section `evaluate` come from this recipe. Samples
-    are still made as in the run.
+    are still made as in the evaluations of the run, except for the steps and the arguments of the call that the section
+    `evaluate` of this recipe names.
 
     Raises:
         ValueError: no recipe is named and the model is neither a run nor an embedded model, the recipe is of another
@@ -170,7 +171,7 @@ def _evaluation_recipe(model: str, source: str | None, overrides: Sequence[str])
             raise ValueError(
                 f"{model} makes {own.task}, but {asked.name} is a recipe of {asked.task}; name a recipe of {own.task}"
             )
-        what = {"name": asked.name, "data": asked.data, "rewards": asked.rewards, "evaluate": asked.evaluate}
+        what = {"name": asked.name, "data": asked.data, "rewards": asked.rewards, "evaluate": _shown_alike(own, asked)}
         return own.model_copy(update=what)
     embedded = {
         "scenes": "default", "arithmetic": "text", "arithmetic:untrained": "text", "arithmetic:masked": "masked",
@@ -182,6 +183,16 @@ def _evaluation_recipe(model: str, source: str | None, overrides: Sequence[str])
             "rewards of the embedded models)"
         )
     return load_recipe(source or embedded[model], overrides)
+
+
+def _shown_alike(own: AnyRecipe, asked: AnyRecipe) -> Any:
+    """The section `evaluate` of a recipe, with the steps and the call of a run where it has none of its own."""
+    kept: dict[str, Any] = {}
+    if isinstance(own, Recipe | MaskedRecipe) and isinstance(asked, Recipe | MaskedRecipe):
+        kept["steps"] = own.evaluate.steps if asked.evaluate.steps is None else asked.evaluate.steps
+    if isinstance(own, Recipe) and isinstance(asked, Recipe):
+        kept["call"] = {**own.evaluate.call, **asked.evaluate.call}
+    return asked.evaluate.model_copy(update=kept)
 
 
 @dataclass

@@ -13,6 +13,7 @@ from flowgrpo.inference.opening import evaluation_recipe, image_recipe
 from flowgrpo.pipelines.conformance.conform import TINY
 from flowgrpo.training.checking import check
 from flowgrpo.training.folder.run_folder import RunFolder
+from flowgrpo.training.planning import steps_of
 from flowgrpo.training.result_card import _call
 from flowgrpo.training.session import Session, start
 from flowgrpo.training.trainer import Trainer
@@ -129,8 +130,23 @@ def test_outside_a_run_images_are_made_as_in_its_evaluations(small, random_pipel
     assert image_recipe(str(run), ["model.call={guidance_scale: 2}"]).model.call == {"guidance_scale": 2}
     word = f"model={{path: {random_pipeline}, call: {{guidance_scale: 2}}}}"
     assert image_recipe(str(run), [word]).model.call == {"guidance_scale": 2}
-    other = evaluation_recipe(str(run), "default", ["evaluate.call={max_sequence_length: 8}"])
-    assert other.model.call == {"guidance_scale": 1.0, "max_sequence_length": 8}
+
+
+def test_prompts_and_rewards_of_another_recipe_are_shown_as_the_run_shows_its_own(small, tmp_path: Path) -> None:
+    """The guidance and the steps of the run's evaluations stay, unless the other recipe names its own."""
+    run = tmp_path / "run"
+    run.mkdir()
+    words = [*small, "model.call={guidance_scale: 1.0}", "evaluate={call: {guidance_scale: 3}, steps: 7}"]
+    (run / "config.yaml").write_text(dump_recipe(load_recipe("mixgrpo_guard", words)))
+    for more, call, steps in (
+        ([], {"guidance_scale": 3}, 7),
+        (["evaluate.call={max_sequence_length: 8}"], {"guidance_scale": 3, "max_sequence_length": 8}, 7),
+        (["evaluate={call: {guidance_scale: 2}, steps: 9}"], {"guidance_scale": 2}, 9),
+        (["model.call.guidance_scale=4"], {"guidance_scale": 4}, 7),
+    ):
+        found = evaluation_recipe(str(run), "default", ["evaluate.steps=null", *more, "evaluate.seeds=2"])
+        assert (found.model.call, found.evaluate.call, steps_of(found, evaluation=True)) == (call, {}, steps)
+        assert found.evaluate.seeds == 2
 
 
 def test_the_card_shows_the_call_of_evaluations(random_pipeline: Path) -> None:
