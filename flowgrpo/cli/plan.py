@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 MOST_SIZES = 12
 """Most sizes of prompts that `plan` lists."""
+TASKS = {"images": "images and videos", "text": "language models", "masked": "masked language models"}
+"""The tasks of recipes, and what is written above their list."""
 WINDOWS_SHOWN = 20
 """Most windows of trained steps that `plan` lists; a random subset has a hundred or more."""
 
@@ -394,10 +396,13 @@ def recipes() -> None:
     from ..configs.layers import KINDS, parts
     from ..configs.load import recipe_names
 
-    for name, line in recipe_names().items():
-        say(f"{name:<20} {line}")
-    say("\nparts that can be added to a recipe, at most one of each kind, as in flow_grpo+sd35_medium+ocr+gpus8:")
+    for task, said in TASKS.items():
+        say(f"{said}:")
+        for name, line in recipe_names(task).items():
+            say(f"  {name:<21} {line}")
+        say("")
+    say("parts that can be added to a recipe, at most one of each kind, as in flow_grpo+sd35_medium+ocr+gpus8:")
     for kind in KINDS:
         for part in parts().values():
             if part.kind == kind:
-                say(f"  {part.name:<18} {kind:<9} {part.line}")
+                say(f"  {part.name:<21} {kind:<9} {part.line}")

@@ -33,9 +33,15 @@ def refused(answer: tuple[int, str, str]) -> str:
 def test_recipes_are_listed(command: Command):
     status, output, errors = command("recipes")
     assert (status, errors) == (0, "")
-    listed, _, below = output.partition("\n\n")
-    assert [line.split()[0] for line in listed.splitlines()] == list(recipe_names())
-    assert all(line.endswith(text) for line, text in zip(listed.splitlines(), recipe_names().values()))
+    *listed, below = output.split("\n\n")
+    for block, task, said in zip(
+        listed, ("images", "text", "masked"), ("images", "language models", "masked"), strict=True
+    ):
+        title, *rows = block.splitlines()
+        assert said in title
+        assert [line.split()[0] for line in rows] == list(recipe_names(task))
+        assert all(line.endswith(text) for line, text in zip(rows, recipe_names(task).values()))
+    assert sum(len(block.splitlines()) - 1 for block in listed) == len(recipe_names())
     rows = below.splitlines()[1:]
     assert [line.split()[:2] for line in rows] == [[part.name, part.kind] for part in parts().values()]
     assert all(line.endswith(part.line) for line, part in zip(rows, parts().values()))
