@@ -224,8 +224,8 @@ def with_given(rows: Sequence[PromptRow], source: str, columns: Sequence[str], m
     for column in columns:
         if (key := _picture_column(rows, column)) not in names:
             raise ValueError(
-                f"{source}: there is no column {column!r:.80} of images (it has {', '.join(sorted(names))[:200]}); "
-                f"{mend}"
+                f"{source}: there is no column {column!r:.80} of images (it has "
+                f"{', '.join(sorted(names))[:200] or 'no column but the prompt'}); {mend}"
             )
         found.append([_alone(row, column, path) for row, path in zip(rows, _files_in(rows, source, key))])
     made = [replace(row, given=pictures) for row, pictures in zip(rows, zip(*found))]

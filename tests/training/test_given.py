@@ -297,6 +297,9 @@ def test_faults_of_the_data_are_told_before_the_run(pairs: Path) -> None:
     assert "rejected-1.png does not exist" in gone
     (absent,) = faults(f"data.train={pairs}", "rollout.prompts=3", "sampler.plan.columns=[chosen, other]")
     assert "no column 'other' of images (it has better, chosen, rejected, worse)" in absent
+    (pairs.parent / "words.txt").write_text("a dot\na star\n")
+    [alone] = faults(f"data.train={pairs.parent / 'words.txt'}", "rollout.prompts=2")
+    assert "no column 'chosen' of images (it has no column but the prompt); " in alone
     (evaluated,) = faults("evaluate.rewards=[{name: given}]")
     assert "reward 'given' reads how the data rank given samples, and these samples are not given" in evaluated
 
