@@ -84,8 +84,9 @@ class Symptoms:
         self.prompts = prompts
         self._lasting = {
             "no_score": _Lasting(5), "no_difference": _Lasting(10), "not_finite": _Lasting(1), "ratio": _Lasting(3),
-            "gradient": _Lasting(5), "reward": _Lasting(5), "heldout": _Lasting(2),
+            "gradient": _Lasting(5), "reward": _Lasting(5), "heldout": _Lasting(2), "cut": _Lasting(5),
         }  # fmt: skip
+        self._ended = False
         self._norms: list[float] = []
         self._start: dict[str, tuple[float, float]] = {}
         self._first: dict[str, tuple[float, float]] = {}
@@ -111,6 +112,8 @@ class Symptoms:
         none = record.get("loss", 0.0) is None and record.get("grad_norm") == 0.0
         compared = not none if not self.rewarded else (record.get("advantage/largest") or 0.0) > NEGLIGIBLE
         lost = [name for name in FINITE if name in record and record[name] is None]
+        # A model that has learned to write on and on could once end.
+        self._ended |= record.get("truncated") != 1.0
         found = {
             "no_score": "" if scored else _no_score(self.signs),
             "no_difference": "" if compared or not scored else NO_DIFFERENCE,
@@ -118,6 +121,7 @@ class Symptoms:
             "ratio": _ratio(record) if (record.get("approx_kl") or 0.0) > DIVERGENCE else "",
             "gradient": self._gradient(record.get("grad_norm")) if compared else "",
             "reward": self._reward(record),
+            "cut": "" if self._ended else CUT,
         }
         extreme = (record.get("approx_kl") or 0.0) > EXTREME
         return self._said(found, "iterations", ["ratio"] if extreme else [])
@@ -202,6 +206,10 @@ NO_DIFFERENCE = (
     "gives all samples the same value, or the model makes the same sample of every prompt, as after too high a "
     "learning rate. Look at the samples; use a reward with degrees, other prompts, a larger rollout.group, or a lower "
     "optimizer.learning_rate"
+)
+CUT = (
+    "every completion so far was cut at the longest length: generation.max_tokens is too small for what the model "
+    "writes, or the model never ends. Write a larger number; recipe `text` has 6 tokens, for the embedded arithmetic"
 )
 GRADIENT = (
     "the gradient has {how}, to {norm:.2g} from {usual:.2g} at the beginning: usually the learning rate is too high, "
