@@ -97,8 +97,8 @@ def _own_completions(conversion: Conversion) -> None:
     if settings.value("lmbda") is not None and settings.number("lmbda") != 1:
         conversion.lose(
             "lmbda",
-            "all completions are the policy's own here, which is 1; rollout.form: {name: given, columns: [COLUMN]} has "
-            "completions of the data alone, which is 0",
+            "all completions are the policy's own here, which is 1; if a column of the data has completions, write "
+            f"rollout.form: {{name: given, columns: [COLUMN], own: {settings.number('lmbda'):g}}}",
         )
     conversion.used("lmbda")
     if settings.value("seq_kd") is not None and settings.flag("seq_kd"):

@@ -73,6 +73,7 @@ def check(recipe: AnyRecipe, *, reads_test: bool = False, fetches: bool = True) 
         found.attempt("data.train", check_teachers, recipe.model, found.data.train.rows, recipe.data.train)
     _rate(found)
     _repeats(found)
+    _moving_teacher(found)
     _note_columns(found)
     _combinations(found)
     _form(found)
@@ -175,6 +176,20 @@ def _repeats(found: Checked) -> None:
             "evaluate.temperature, such as 1.0, or leave evaluate.seeds out"
         )
         found.findings.append(Fault("note", text, "evaluate.seeds"))
+
+
+def _moving_teacher(found: Checked) -> None:
+    """Note a policy that teaches itself with its present weights, and that no reward holds."""
+    recipe, chosen = found.recipe, found.recipe.objective
+    if not isinstance(recipe, TextRecipe) or chosen.name != "distilled" or recipe.model.teachers:
+        return
+    held = chosen.get("others") == "policy" or chosen.get("both") or chosen.get("frozen") or chosen.get("ema")
+    if not held:
+        text = (
+            "the policy teaches itself with its present weights, so each step moves its teacher too, and the two may "
+            "drift away together; objective.frozen: true keeps the teacher as it is, and objective.ema slows it"
+        )
+        found.findings.append(Fault("note", text, "objective"))
 
 
 def _is_small(folder: str) -> bool:

@@ -9,6 +9,7 @@ import torch
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.estimate.language import estimate_text
 from flowgrpo.parts.traits import rewarded
+from flowgrpo.training.checking import check
 from flowgrpo.training.data import read_prompts
 from flowgrpo.training.text.text_policy import Completions
 from flowgrpo.training.trainer import Trainer
@@ -190,6 +191,16 @@ def test_the_estimate_counts_what_a_teacher_keeps() -> None:
 def test_what_does_not_go_together_is_refused(lines: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         load_recipe("text", lines)
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [("top: 5", True), ("frozen: true", False), ("ema: {}", False), ("both: true", False)],
+)
+def test_a_teacher_that_moves_with_the_policy_is_noted(more: str, told: bool) -> None:
+    recipe = load_recipe("text", [SHOWN, f"objective={{name: distilled, others: none, {more}}}"])
+    notes = [note for note in check(recipe).texts("note") if "teaches itself with its present weights" in note]
+    assert len(notes) == told
 
 
 def test_a_missing_column_is_told_before_the_run(small_text: list[str], tmp_path: Path) -> None:
