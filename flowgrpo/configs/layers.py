@@ -356,8 +356,11 @@ def _read(key: str) -> tuple[str, str]:
     if file.is_dir():
         raise RecipeError(f"{key} is a folder; write the name of a recipe or the path of a YAML file")
     if file.suffix in (".yaml", ".yml"):
+        there = [str(one) for end in (".yaml", ".yml") for one in file.parent.glob(f"*{end}")]
+        close = difflib.get_close_matches(str(file), there, n=1, cutoff=0.8)
+        hint = f"did you mean {close[0]!r}? Else " if close else ""
         raise RecipeError(
-            f"no recipe or file {key!r}; give the path of a YAML file, or a name that `flowgrpo recipes` lists"
+            f"no recipe or file {key!r}; {hint}give the path of a YAML file, or a name that `flowgrpo recipes` lists"
         )
     if part := part_hint(key):
         raise RecipeError(f"no recipe or file {key!r}; {part}")

@@ -27,6 +27,14 @@ def test_a_name_of_a_file_without_its_ending_is_hinted_at(tmp_path: Path, monkey
     (tmp_path / "mine.yaml").write_text("base: mixgrpo\n")
     with pytest.raises(RecipeError, match=r"no recipe or file 'mine'; did you mean 'mine.yaml'\?"):
         load_recipe("mine")
+    for word in ("mine.yml", "mien.yaml", f"{tmp_path}/mine.yml"):
+        meant = str(Path(word).parent / "mine.yaml")
+        with pytest.raises(
+            RecipeError, match=rf"no recipe or file '{word}'; did you mean '{meant}'\? Else give the path"
+        ):
+            load_recipe(word)
+    with pytest.raises(RecipeError, match=r"no recipe or file 'far.yaml'; give the path of a YAML file"):
+        load_recipe("far.yaml")
 
 
 def test_the_name_of_a_reward_alone_is_told_how_to_be_written() -> None:
