@@ -82,13 +82,13 @@ def test_a_ratio_that_is_far_beyond_reason_is_told_at_once() -> None:
 def test_completions_that_are_all_cut_are_told_unless_one_has_ended_before() -> None:
     """A model that has learned to write to the end of its room is no symptom. A resumed run has not forgotten it."""
     whole, some = {**HEALTHY, "truncated": 1.0}, {**HEALTHY, "truncated": 0.9}
-    assert said([whole] * 11) == [(4, "cut", 5), (9, "cut", 10)]
+    assert said([whole, {**whole, "truncated": 0.96}] * 5 + [whole]) == [(4, "cut", 5), (9, "cut", 10)]
     assert said([whole] * 4 + [some] + [whole] * 40) == []
     resumed = Symptoms(WEIGHTS, 64)
     resumed.replay([{**some, "iteration": 0}])
     assert said([whole] * 20, resumed) == []
     [symptom] = [s for k in [Symptoms(WEIGHTS, 64)] for _ in range(5) for s in k.iteration(whole)]
-    assert "was cut at the longest length (for 5 iterations): generation.max_tokens is too small" in symptom.text
+    assert "were cut at the longest length (for 5 iterations): generation.max_tokens is too small" in symptom.text
 
 
 def test_a_fall_of_the_training_reward_is_measured_by_how_much_iterations_vary() -> None:

@@ -25,6 +25,8 @@ SETTLED = 3
 LEAST_PROMPTS = 8
 FAR, ERRORS, DEVIATIONS = 3.0, 4.0, 0.5
 """A fall in standard errors that has to last, one that is told at once, and the least one in standard deviations."""
+NEARLY_ALL = 0.95
+"""Share of completions that are cut at the longest length."""
 EXTREME = 3.0
 """`approx_kl` that is reported at once: no clip and no single unlucky batch explains it."""
 KNOWN = 25
@@ -113,7 +115,7 @@ class Symptoms:
         compared = not none if not self.rewarded else (record.get("advantage/largest") or 0.0) > NEGLIGIBLE
         lost = [name for name in FINITE if name in record and record[name] is None]
         # A model that has learned to write on and on could once end.
-        self._ended |= record.get("truncated") != 1.0
+        self._ended |= (record.get("truncated") or 0.0) < NEARLY_ALL
         found = {
             "no_score": "" if scored else _no_score(self.signs),
             "no_difference": "" if compared or not scored else NO_DIFFERENCE,
@@ -208,8 +210,9 @@ NO_DIFFERENCE = (
     "optimizer.learning_rate"
 )
 CUT = (
-    "every completion so far was cut at the longest length: generation.max_tokens is too small for what the model "
-    "writes, or the model never ends. Write a larger number; recipe `text` has 6 tokens, for the embedded arithmetic"
+    "nearly all completions so far were cut at the longest length: generation.max_tokens is too small for what the "
+    "model writes, or the model never ends. Write a larger number; recipe `text` has 6 tokens, for the embedded "
+    "arithmetic"
 )
 GRADIENT = (
     "the gradient has {how}, to {norm:.2g} from {usual:.2g} at the beginning: usually the learning rate is too high, "
