@@ -91,6 +91,8 @@ def _instead(fault: Mapping[str, Any], schema: type[BaseModel]) -> str:
             return ""
         part = part_hint(given) if isinstance(given, str) else ""
         return f"; its keys are {keys}, so write {place}.KEY={short(given)}" + (f". {part}" if part else "")
+    if fault["type"] == "list_type" and isinstance(given, dict) and given:
+        return f"; write {place}=[{{{next(iter(given))}: …}}], a list with this mapping as its entry"
     if fault["type"] == "list_type" and isinstance(given, str):
         try:
             entry = section_at(schema, fault["loc"][:-1]).model_fields[fault["loc"][-1]].annotation

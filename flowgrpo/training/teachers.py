@@ -34,20 +34,31 @@ def names_of(model: ModelConfig | LanguageModelConfig) -> list[str]:
 
 
 def check_teachers(model: ModelConfig | LanguageModelConfig, rows: Sequence[PromptRow], source: str) -> None:
-    """Check that each prompt names a teacher, if there are several.
+    """Check that each prompt names a teacher, if there are several, and no other teacher than one that has a name.
 
     Raises:
         ValueError: a prompt names none of them. The message names the prompt's place.
     """
     names = names_of(model)
     if len(names) < 2:
-        return
+        return _check_alone(model, rows, source)
     for row in rows:
         found = row.columns.get(COLUMN)
         if found not in names:
             said = f"has no column `{COLUMN}`" if found is None else f"has {COLUMN} {found!r}"
             raise ValueError(
                 f"{row.place or source} {said}, and model.teachers has several; write one of {', '.join(names)} there"
+            )
+
+
+def _check_alone(model: ModelConfig | LanguageModelConfig, rows: Sequence[PromptRow], source: str) -> None:
+    """Refuse prompts that name another teacher than the only one, which would teach them all the same."""
+    name = model.teachers[0].name if model.teachers else None
+    for row in rows if name is not None else ():
+        if (found := row.columns.get(COLUMN)) not in (None, name):
+            raise ValueError(
+                f"{row.place or source} has {COLUMN} {found!r}, and model.teachers has {name} alone; leave out the "
+                "name of the teacher, and it teaches every prompt, or add the other teachers"
             )
 
 
@@ -72,6 +83,11 @@ def language_teacher(path: str, key: str = "model.teachers") -> str:
                 f"{key} {path!r} is a run of a LoRA; add the LoRA into its model with `flowgrpo export {path} --merge "
                 "--out FOLDER`, and give FOLDER"
             )
+    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").exists():
+        raise ValueError(
+            f"{key} {path!r} is a LoRA; add it into its model, as `flowgrpo export RUN --merge --out FOLDER` does for "
+            "a run, and give FOLDER"
+        )
     try:
         return language_folder(path)
     except ValueError as error:

@@ -80,6 +80,10 @@ def test_every_name_of_another_tool_leads_to_a_key_that_exists(name: str, keys: 
         ("rewards=pickscore", "should be a list (got 'pickscore'); write rewards=[{name: pickscore}]"),
         ("penalties=kl", "write penalties=[{name: kl}]"),
         ("model.teachers=runs/best", "write model.teachers=[{path: runs/best}]"),
+        (
+            "model.teachers={path: runs/best}",
+            "(got a mapping); write model.teachers=[{path: …}], a list with this mapping",
+        ),
         ("run.trackers=wandb", "write run.trackers=[wandb]"),
         ("penalties=[kl]", "penalties.0.weight: is missing"),
         (

@@ -305,6 +305,25 @@ def test_a_prompt_that_names_no_teacher_is_told(two: tuple[list[str], dict[str, 
     assert f"{prompts}" in fault
 
 
+def test_prompts_that_name_another_teacher_than_the_only_one_are_told(
+    two: tuple[list[str], dict[str, Path]],
+) -> None:
+    words, folders = two
+    alone = f"model.teachers=[{{name: sums, path: {folders['sums']}}}]"
+    [fault] = check(load_recipe("text", [*words, alone])).texts("fault")
+    assert "line 2 has teacher 'others', and model.teachers has sums alone; leave out the name" in fault
+    assert not check(load_recipe("text", [*words, alone.replace("name: sums, ", "")])).texts("fault")
+
+
+def test_a_lora_is_no_teacher_until_it_is_in_its_model(small_text: list[str], tmp_path: Path) -> None:
+    (tmp_path / "lora").mkdir()
+    (tmp_path / "lora" / "adapter_config.json").write_text("{}")
+    [fault] = check(load_recipe("text", [*small_text, ALL, f"model.teachers=[{{path: {tmp_path}/lora}}]"])).texts(
+        "fault"
+    )
+    assert "is a LoRA; add it into its model, as `flowgrpo export RUN --merge --out FOLDER` does for a run" in fault
+
+
 def test_a_teacher_reads_the_contexts_of_extension_teacher(small_text, teacher, tmp_path: Path) -> None:
     more = "extensions=[{name: teacher, template: '{solution} {prompt}', success: -0.4, failed: false}]"
     trainer = trainer_of(small_text, tmp_path / "run", ALL, f"model.teachers=[{{path: {teacher}}}]", more)
