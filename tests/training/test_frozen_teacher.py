@@ -508,6 +508,12 @@ def test_what_does_not_go_together_is_refused(words: list[str], said: str) -> No
     assert said in str(caught.value)
 
 
+def test_groups_of_equal_rewards_may_be_left_out_of_trees_with_one_root() -> None:
+    assert load_recipe("tempflow_grpo", ["rollout.group=1", "select=[varied]"]).rollout.group == 1
+    with pytest.raises(RecipeError, match="it leaves out every sample"):
+        load_recipe("diffusion_opd", ["rollout.group=1", "select=[varied]"])
+
+
 def test_a_teacher_that_is_not_there_is_told_before_a_model_is_loaded(small_text: list[str], tmp_path: Path) -> None:
     lines = [*small_text, ALL, f"model.teachers=[{{path: {tmp_path}/no}}]"]
     # A model of the hub is not looked at before the run, and its teachers are.

@@ -72,8 +72,8 @@ def balanced(rewards: Tensor, groups: Tensor, *, keep: Count, success: float = 0
 
 
 def _groups_of_two(recipe: Any, choice: Choice) -> list[str]:
-    """A need of groups whose rewards can differ."""
-    if recipe.rollout.group >= 2:
+    """A need of groups whose rewards can differ. The images of a tree are a group, whatever its number of roots is."""
+    if recipe.rollout.group >= 2 or plan_offers(recipe, "tree") or plan_offers(recipe, "branches"):
         return []
     return [
         f"select {choice.short} leaves out groups of equal rewards, and rollout.group is {recipe.rollout.group}, so it "
