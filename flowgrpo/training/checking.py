@@ -49,6 +49,9 @@ HIGHEST_FULL_RATE = 2e-4
 HIGHEST_OWN_RATE = 5e-5
 """Published recipes train all weights of large models at about 1e-5."""
 
+HIGHEST_RATE = 0.1
+"""Rates above it are a slip of the pen, such as 1e5 for 1e-5."""
+
 SMALL_MODEL = 2**28
 """Bytes of weight files: below them a model is taken for one of the size of the embedded pipeline, 11 MB."""
 
@@ -146,12 +149,15 @@ def _note_hidden(found: Checked, source: str, rows: Sequence[PromptRow]) -> None
 
 
 def _rate(found: Checked) -> None:
-    """Note a learning rate that is too high for a run of all weights, because such a run soon ruins its model."""
+    """Note a learning rate that is no rate at all, or too high for all weights, because it soon ruins the model."""
     recipe = found.recipe
-    rate = recipe.optimizer.learning_rate
-    if not isinstance(recipe, Recipe) or recipe.model.train != "full":
+    rate, images = recipe.optimizer.learning_rate, isinstance(recipe, Recipe)
+    usual = "1e-5" if images else "1e-6"
+    if rate > HIGHEST_RATE:
+        text = f"optimizer.learning_rate is {rate:g}, and no model learns at it; rates are below {HIGHEST_RATE:g}"
+    elif recipe.model.train != "full":
         return
-    if rate > HIGHEST_FULL_RATE:
+    elif rate > HIGHEST_FULL_RATE and images:
         text = (
             f"model.train is full and moves every weight, but optimizer.learning_rate {rate:g} is a rate for a LoRA; "
             "begin with 1e-5 to 1e-4"
@@ -159,7 +165,7 @@ def _rate(found: Checked) -> None:
     elif rate > HIGHEST_OWN_RATE and not _is_small(found.folder):
         text = (
             f"this run trains all weights of {recipe.model.path}, and optimizer.learning_rate {rate:g} suits the small "
-            "model of the package; a large model needs about 1e-5, or a LoRA, which also takes less memory: write "
+            f"model of the package; a large model needs about {usual}, or a LoRA, which also takes less memory: write "
             "model.train=lora and optimizer.learning_rate=3e-4"
         )
     else:

@@ -68,6 +68,28 @@ def test_the_rate_of_the_small_model_is_noted_for_all_weights_of_a_larger_one(
     assert any(f"all weights of {random_pipeline}" in note and "model.train=lora" in note for note in notes) == noted
 
 
+@pytest.mark.parametrize("name", ["text", "masked"])
+def test_so_it_is_for_language_models(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def noted(*words: str) -> bool:
+        notes = check(load_recipe(name, words)).texts("note")
+        return any("0.00035 suits the small model of the package; a large model needs about 1e-6" in n for n in notes)
+
+    assert not noted()
+    monkeypatch.setattr(checking, "SMALL_MODEL", 1)
+    assert noted()
+    assert not noted("model.train=lora")
+    assert not noted("optimizer.learning_rate=1e-6")
+
+
+@pytest.mark.parametrize("name", ["default", "text", "masked"])
+def test_a_lost_minus_in_the_rate_is_noted(name: str) -> None:
+    def noted(*words: str) -> bool:
+        return any("and no model learns at it" in note for note in check(load_recipe(name, words)).texts("note"))
+
+    assert noted("optimizer.learning_rate=1e5")
+    assert not noted()
+
+
 ABOUT_PICTURES = ["rewards=[{name: jpeg_compressibility}]", "rollout.prompts=1"]
 
 
