@@ -103,12 +103,20 @@ def test_so_they_do_by_parts(overrides: list[str], tmp_path: Path) -> None:
          "rollout.form={name: expert, success: 99}"],
         ["model.teachers=[{name: a, path: arithmetic}, {name: b, path: RANDOM}]",
          "objective={name: distilled, both: true, direction: jsd, top: 5}"],
+        ["extensions=[{name: teacher, template: '{answer} {prompt}', failed: false}]", "penalties=[]",
+         "objective={name: distilled, others: none, top: 5, bound: 2, ema: {decay: 0.5}}"],
+        # One process may have only prompts whose answers the policy writes.
+        ["extensions=[]", "penalties=[]", "model.teachers=[{path: RANDOM}]", "generation.temperature=0.9",
+         "rollout={prompts: 3, group: 1, tokens: 60, form: {name: given, columns: [words], own: 0.5}}",
+         "objective={name: distilled, others: none, top: 5}"],
     ],
-    ids=["distilled", "guided", "frozen teachers"],
+    ids=["distilled", "guided", "frozen teachers", "own average", "own and given"],
 )  # fmt: skip
 def test_so_they_do_with_teachers_and_with_an_expert(overrides: list[str], tmp_path: Path, lines: list[str]) -> None:
     prompts = tmp_path / "answered.jsonl"
-    rows = "".join(f'{{"prompt": "{k}+2=", "answer": {k + 2}, "teacher": "{"ab"[k % 2]}"}}\n' for k in range(4))
+    rows = "".join(
+        f'{{"prompt": "{k}+2=", "answer": {k + 2}, "words": "{k + 2}", "teacher": "{"ab"[k % 2]}"}}\n' for k in range(4)
+    )
     prompts.write_text(rows)
     random = saved(tmp_path / "random")
     lines = [line.replace("RANDOM", str(random)) for line in lines]
