@@ -152,7 +152,8 @@ def load_whole_teacher(
         dtype: of the weights.
 
     Raises:
-        ValueError: the pipeline cannot be read, lacks weights, or is not called as `pipe` is.
+        ValueError: the pipeline cannot be read, lacks weights, or is not called as `pipe` is, or another part of `pipe`
+            computes with layers of its denoisers.
     """
     from huggingface_hub import constants
 
@@ -161,6 +162,7 @@ def load_whole_teacher(
     parts = {**modules, **_others(pipe)}
     with from_hub(path):
         require_fit(place, path, _configs_at(path, parts), _configs_in(parts))
+    _require_apart(place, path, pipe, modules)
     found: dict[str, nn.Module] = {}
     for name, module in modules.items():
         kind: Any = type(module)
@@ -177,6 +179,17 @@ def load_whole_teacher(
             )
         found[name] = made
     return found
+
+
+def _require_apart(place: str, path: str, pipe: Any, modules: Mapping[str, nn.Module]) -> None:
+    """Refuse a pipeline whose control net has layers of its denoiser: they would stay when the teacher takes over."""
+    own = {id(weight) for module in modules.values() for weight in module.parameters()}
+    for name, part in pipe.components.items():
+        if name not in modules and any(id(weight) in own for weight in getattr(part, "parameters", tuple)()):
+            raise ValueError(
+                f"{place}: the {name} of {type(pipe).__name__} computes with layers of the model that is trained, so "
+                f"{path} cannot take the place of this model; use a LoRA as the teacher, with lora in place of path"
+            )
 
 
 def _others(pipe: Any) -> dict[str, Any]:

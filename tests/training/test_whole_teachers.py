@@ -551,6 +551,19 @@ def test_what_is_no_whole_model_is_told_apart(random_pipeline, lora, tmp_path) -
     ]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("train", ["lora", "full"])
+def test_a_control_net_with_layers_of_the_model_takes_no_whole_teacher(train: str, tmp_path: Path) -> None:
+    """Those of Z-Image have its embedders, and would go on with the student's while the teacher predicts."""
+    pipe = TINY["ZImageControlNetPipeline"].fresh()
+    pipe.save_pretrained(tmp_path)
+    weights = TrainedWeights.lora(pipe, LoraSpec(), seed=0) if train == "lora" else TrainedWeights.full(pipe)
+    with pytest.raises(
+        ValueError, match="the controlnet of ZImageControlNetPipeline computes with layers of the model"
+    ):
+        load_whole_teacher("model.teachers.0.path", str(tmp_path), pipe, weights.modules, torch.float32)
+
+
 def test_links_out_of_a_run_are_not_followed(random_pipeline, large, tmp_path) -> None:
     run = tmp_path / "run"
     run.mkdir()
