@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wordy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose logits are larger than all else that a batch keeps, as those of large language models are."""
+    """A model whose logits are larger than all else that a batch keeps, as in large language models."""
     path = tmp_path_factory.mktemp("wordy") / "model"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

@@ -65,6 +65,13 @@ def apart(trainer: Trainer, e: Completions, teachers: list[torch.Tensor], weigh:
     return total
 
 
+def require_taught(trainer: Trainer, e: Completions, advantages: torch.Tensor, teachers: list[torch.Tensor]) -> None:
+    """Require that the gradient of the loss is the one by which the policy nears what these teachers predict."""
+    mine = gradient(trainer, e, advantages)
+    (apart(trainer, e, teachers) / int(e.lengths[[0, 3, 4, 9]].sum())).backward()
+    same_gradient(trainer, mine)
+
+
 @pytest.mark.parametrize("train", [[], FULL], ids=["lora", "full"])
 def test_a_frozen_teacher_has_the_weights_of_the_start(small_text: list[str], tmp_path: Path, train: list[str]) -> None:
     trainer = trainer_of(small_text, tmp_path / "run", SHOWN, objective("frozen: true"), *train)
@@ -73,10 +80,7 @@ def test_a_frozen_teacher_has_the_weights_of_the_start(small_text: list[str], tm
     moved(trainer)
     now = distributions(trainer, e)
     assert all((old - new).abs().max() > 1e-3 for old, new in zip(at_start, now))
-    mine = gradient(trainer, e, advantages)
-    tokens = int(e.lengths[[0, 3, 4, 9]].sum())
-    (apart(trainer, e, at_start) / tokens).backward()
-    same_gradient(trainer, mine)
+    require_taught(trainer, e, advantages, at_start)
 
 
 def test_an_average_teaches_and_follows_the_policy(small_text: list[str], tmp_path: Path) -> None:
@@ -89,10 +93,7 @@ def test_an_average_teaches_and_follows_the_policy(small_text: list[str], tmp_pa
         average = distributions(trainer, e)
     now = distributions(trainer, e)
     assert all((old - new).abs().max() > 1e-5 for old, new in zip(average, now))
-    mine = gradient(trainer, e, advantages)
-    tokens = int(e.lengths[[0, 3, 4, 9]].sum())
-    (apart(trainer, e, average) / tokens).backward()
-    same_gradient(trainer, mine)
+    require_taught(trainer, e, advantages, average)
 
 
 @pytest.mark.slow

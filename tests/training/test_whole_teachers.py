@@ -554,7 +554,7 @@ def test_what_is_no_whole_model_is_told_apart(random_pipeline, lora, tmp_path) -
 @pytest.mark.slow
 @pytest.mark.parametrize("train", ["lora", "full"])
 def test_a_control_net_with_layers_of_the_model_takes_no_whole_teacher(train: str, tmp_path: Path) -> None:
-    """Those of Z-Image have its embedders, and would go on with the student's while the teacher predicts."""
+    """The control net of Z-Image has its embedders, and would keep the student's while the teacher predicts."""
     pipe = TINY["ZImageControlNetPipeline"].fresh()
     pipe.save_pretrained(tmp_path)
     weights = TrainedWeights.lora(pipe, LoraSpec(), seed=0) if train == "lora" else TrainedWeights.full(pipe)
