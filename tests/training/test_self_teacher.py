@@ -204,7 +204,22 @@ def test_a_teacher_that_moves_with_the_policy_is_noted(more: str, told: bool) ->
     assert len(notes) == told
 
 
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ('{"prompt": "1+1=", "other": 2}', "line 2 has nothing in 'answer', so the teacher knows no more"),
+        ('{"prompt": "1+1=", "answer": null}', "line 2 has nothing in 'answer', so the teacher knows no more"),
+        ('{"prompt": "1+1=", "answer": ["2"]}', "line 2 is ['2']; write the text that the teacher reads"),
+    ],
+)
+def test_what_a_teacher_cannot_read_is_told_before_the_run(row: str, message: str, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(f'{{"prompt": "1+2=", "answer": 3}}\n{row}\n')
+    words = [SHOWN, objective("frozen: true"), f"data={{train: {prompts}, heldout: null}}", "rollout.prompts=2"]
+    (fault,) = check(load_recipe("text", words)).texts("fault")
+    assert message in fault
+
+
 def test_a_missing_column_is_told_before_the_run(small_text: list[str], tmp_path: Path) -> None:
-    template = "extensions=[{name: teacher, template: '{anwser} {prompt}', failed: false}]"
     with pytest.raises(ValueError, match=r"line 1 has no column 'anwser'; add the column, or name another"):
-        trainer_of(small_text, tmp_path / "run", template, objective("frozen: true"))
+        trainer_of(small_text, tmp_path / "run", SHOWN.replace("answer", "anwser"), objective("frozen: true"))

@@ -84,11 +84,16 @@ class Teacher(MeasuredSamples):
 
     @staticmethod
     def check_prompts(choice: Choice, rows: Sequence[PromptRow]) -> None:
-        """Raise ValueError if a training prompt lacks a column of the template."""
+        """Raise ValueError if a training prompt lacks a column of the template, or has nothing for the teacher."""
+        names = named_in(choice["template"])
+        columns = [name for name in names if name not in (SOLUTION, FEEDBACK)]
         for row in rows:
-            for name in named_in(choice["template"]):
-                if name not in (SOLUTION, FEEDBACK):
-                    column_of(row, name)
+            told = [column_of(row, name) for name in columns]
+            if columns == names and not any(told):
+                raise ValueError(
+                    f"extension teacher: {_place(row)} has nothing in {' or '.join(map(repr, columns))}, so the "
+                    "teacher knows no more than the policy; fill in the column, or leave the prompt out"
+                )
 
     def begin(self, task: Any, processes: Processes, clock: Clock) -> None:
         """Take the model, which turns templates into tokens."""
@@ -129,12 +134,21 @@ def column_of(row: PromptRow, name: str) -> str:
     """The text in a column of a prompt, for a teacher.
 
     Raises:
-        ValueError: the prompt has no such column.
+        ValueError: the prompt has no such column, or what is there is no text.
     """
     if name not in row.columns:
         raise ValueError(
-            f"extension teacher: the template has {{{name}}}, and {row.place or f'{row.text!r:.80}'} has no column "
-            f"{name!r}; add the column, or name another"
+            f"extension teacher: the template has {{{name}}}, and {_place(row)} has no column {name!r}; add the column, "
+            "or name another"
         )
     value = row.columns[name]
+    if isinstance(value, (list, dict)):
+        raise ValueError(
+            f"extension teacher: the template has {{{name}}}, and column {name!r} of {_place(row)} is {value!r:.80}; "
+            "write the text that the teacher reads"
+        )
     return "" if value is None else str(value)
+
+
+def _place(row: PromptRow) -> str:
+    return row.place or f"{row.text!r:.80}"
