@@ -17,6 +17,7 @@ from torch import Tensor
 from ..configs.load import dump_recipe
 from ..configs.schema import Recipe
 from ..training.folder.leftovers import RESULTS
+from ..training.folder.model_card import CARD, placed_card
 from ..training.folder.run_folder import write_text
 from .children import of_package, refuse_failure, started
 
@@ -100,9 +101,16 @@ def contents(run: Path) -> dict[str, bytes]:
     for part in ("samples", *RESULTS):
         for file in sorted((run / part).rglob("*")):
             if file.is_file():
-                read = {".safetensors": _tensors, ".json": _settings}.get(file.suffix, Path.read_bytes)
+                read = {".safetensors": _tensors, ".json": _settings, CARD: _card}.get(
+                    CARD if file.name == CARD else file.suffix, Path.read_bytes
+                )
                 found[str(file.relative_to(run))] = read(file)
     return found
+
+
+def _card(file: Path) -> bytes:
+    """A model card without the folder of its run."""
+    return placed_card(file.read_text(encoding="utf-8"), ".").encode()
 
 
 def _settings(file: Path) -> bytes:

@@ -40,7 +40,7 @@ def push(
 
     config = run / "config.yaml"
     trust_run(trust, [run, result_of(run)], {str(config): False} if config.is_file() else {})
-    upload = collect(run, also or [])
+    upload = collect(run, repository, also or [])
     sizes = upload.sizes()
     for name, size in sizes.items():
         say(f"{_in_units(size):>10}  {name}")

@@ -11,7 +11,7 @@ from ..configs.schema import AnyRecipe, Recipe
 from ..intake.run_folders import no_run
 from ..training.data import PromptRow, read_prompts
 from ..training.folder.leftovers import RESULTS
-from ..training.folder.model_card import CARD
+from ..training.folder.model_card import CARD, move_card
 from ..training.folder.run_folder import RunFolder
 from ..training.prompts.chosen_prompts import evaluated_rows
 from ..training.result_card import Known, write_result_card
@@ -59,6 +59,7 @@ def export_weights(model: str, out: Path, *, checkpoint: str | None = None, merg
         with new_folder(out) as target:
             shutil.copytree(found, target, dirs_exist_ok=True)
             add_card(target, recipe, run, iterations_of(run, recipe.evaluate.results, recipe.run.iterations))
+            move_card(target, out)
         return
     if checkpoint is None:
         number = iterations_of(run, recipe.evaluate.results, recipe.run.iterations)

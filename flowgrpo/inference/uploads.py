@@ -12,7 +12,8 @@ from typing import Any
 
 from ..configs.yaml_text import parse_yaml
 from ..intake.links import check_links
-from ..training.folder.model_card import CARD, FORMER, base_model
+from ..training.folder.card_snippets import BASE_LINE, RESULT_LINE, repository_line, unknown_base_line
+from ..training.folder.model_card import CARD, FORMER, base_model, edited
 from ..training.model_paths import embedded_pipeline, language_folder
 from ..weights.json_files import read_json
 from .checkpoints import hint_of, iterations_of
@@ -45,11 +46,12 @@ class Upload:
         return {name: _size(held) for name, held in self.files.items()}
 
 
-def collect(source: Path, also: Sequence[str] = ()) -> Upload:
+def collect(source: Path, repository: str, also: Sequence[str] = ()) -> Upload:
     """The files to upload. A result without a model card gets one.
 
     Args:
         source: folder of a finished run, or a folder that `flowgrpo export` wrote.
+        repository: OWNER/NAME, which the program of the card names in place of the folder.
         also: paths within the run folder that are asked for beside the result.
 
     Raises:
@@ -71,7 +73,9 @@ def collect(source: Path, also: Sequence[str] = ()) -> Upload:
     upload = Upload()
     for file in _files(result):
         name = file.relative_to(result).as_posix()
-        if name != FORMER:
+        if name == CARD:
+            upload.files[name] = _public_card(file, repository, upload.notes)
+        elif name != FORMER:
             upload.files[name] = _cleaned(file, name, upload.notes)
     for asked in also:
         upload.files.update(_asked(source, asked))
@@ -130,6 +134,19 @@ def public_name(path: str) -> str:
     return base_model(path)[0]
 
 
+def _public_card(file: Path, repository: str, notes: list[str]) -> bytes:
+    """A card whose program names the repository, and no folder of this machine."""
+
+    def change(card: str) -> str:
+        card = RESULT_LINE.sub(lambda _: repository_line(repository), card)
+        return BASE_LINE.sub(lambda line: unknown_base_line(public_name(line[1])), card)
+
+    text = file.read_bytes().decode(errors="surrogateescape")  # a person's bytes stay as they are
+    if BASE_LINE.search(text):
+        notes.append(f"{CARD}: the base model is a folder, so the program names no place where others find it")
+    return edited(text, change).encode(errors="surrogateescape")
+
+
 def _cleaned(file: Path, name: str, notes: list[str]) -> Path | bytes:
     """A file, or its content with names in place of paths. Libraries write where a model was loaded from."""
     if not file.name.endswith(CONFIGS) or file.stat().st_size > SEARCHED:
@@ -168,7 +185,7 @@ def _is_path(text: str) -> bool:
 
 def _remarks(source: Path, upload: Upload) -> Iterable[str]:
     card = upload.files.get(CARD)
-    if isinstance(card, Path) and not _names_licence(card):
+    if isinstance(card, bytes) and not _names_licence(card.decode(errors="replace")):
         yield f"{CARD} names no licence; write one into its head as `license: NAME`, now or later"
     folders = {str(Path.home()), os.path.realpath(source), os.getcwd()}
     own = [folder.encode() for folder in folders if len(Path(folder).parts) > 2]
@@ -183,8 +200,8 @@ def _size(held: Path | bytes) -> int:
     return len(held) if isinstance(held, bytes) else held.stat().st_size
 
 
-def _names_licence(card: Path) -> bool:
-    head = card.read_text(encoding="utf-8", errors="replace").split("---\n", 2)
+def _names_licence(card: str) -> bool:
+    head = card.split("---\n", 2)
     with suppress(ValueError):
         found = parse_yaml(head[1], CARD) if len(head) == 3 else None
         return isinstance(found, dict) and bool(found.get("license"))

@@ -54,6 +54,7 @@ def write_result_card(
     facts = CardFacts(
         kind=kind,
         iteration=iteration,
+        place=str(folder.resolve()),
         train=None if known.train is None else len(known.train),
         heldout=None if known.heldout is None else len(known.heldout),
         loads_lora=known.pipe is None or hasattr(type(known.pipe), "load_lora_weights"),

@@ -17,7 +17,7 @@ from flowgrpo.inference.exporting import export_weights
 from flowgrpo.inference.text_inference import open_language_model
 from flowgrpo.pipelines.conformance.conditioned import picture
 from flowgrpo.pipelines.conformance.conform import TINY
-from flowgrpo.training.folder.model_card import CARD, FORMER
+from flowgrpo.training.folder.model_card import CARD, FORMER, former_card, placed_card
 from flowgrpo.training.session import start
 from tests.training import family_runs
 from tests.training.test_changing import resumed
@@ -37,17 +37,13 @@ def trained(recipe: str, folder: Path, *words: str) -> Path:
 
 
 def performed(folder: Path, monkeypatch: pytest.MonkeyPatch, place: Path | None = None) -> dict[str, Any]:
-    """The names that the card's program leaves behind. It is run in the folder of the result, or in `place`."""
+    """The names that the card's program leaves behind, run as it stands: in the folder of the result, or in `place`."""
     found = re.search(r"```python\n(.*?)```", (folder / CARD).read_text(), re.DOTALL)
     assert found is not None
-    program = found[1]
-    if place is not None:
-        assert 'RESULT = "."' in program
-        program = program.replace('RESULT = "."', f'RESULT = "{folder}"')
     monkeypatch.chdir(place or folder)
     names: dict[str, Any] = {}
     torch.manual_seed(0)
-    exec(compile(program, "card", "exec"), names)
+    exec(compile(found[1], "card", "exec"), names)
     return names
 
 
@@ -71,10 +67,24 @@ def test_of_a_lora_of_a_folder(random_pipeline: Path, tmp_path: Path, monkeypatc
     words = [f"model.path={random_pipeline}", *IMAGES, "objective.times=1", "model.train=lora"]
     run = trained("default", tmp_path / "run", *words)
     card = (run / "lora" / CARD).read_text()
-    assert 'BASE = "pipeline"  # the folder of the base model' in card
-    assert str(random_pipeline.parent) not in card
+    assert f'BASE = "{random_pipeline}"  # the folder of the base model' in card
     names = performed(run / "lora", monkeypatch, random_pipeline.parent)
     assert names["sample"].size == (64, 64)
+
+
+def test_of_relative_paths_it_runs_from_any_folder(
+    random_pipeline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(random_pipeline.parent)
+    words = [f"model.path={random_pipeline.name}", *IMAGES, "objective.times=1", "model.train=lora"]
+    run = trained("default", Path("run of today"), *words).resolve()
+    export_weights("run of today", Path("mine"))
+    (tmp_path / "elsewhere").mkdir()
+    first = performed(run / "lora", monkeypatch, tmp_path / "elsewhere")["sample"]
+    assert performed(random_pipeline.parent / "mine", monkeypatch, tmp_path)["sample"].tobytes() == first.tobytes()
+    # The copy does not need the run.
+    assert str(run) not in (random_pipeline.parent / "mine" / CARD).read_text()
+    assert former_card(random_pipeline.parent / "mine") is None
 
 
 def test_of_a_whole_pipeline(random_pipeline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +116,7 @@ def test_of_a_class_whose_call_begins_with_a_picture(tmp_path: Path, monkeypatch
     own = (run / "lora" / CARD).read_text()
     export_weights(str(run), tmp_path / "early", checkpoint="latest")
     export_weights(str(run), tmp_path / "merged", merge=True)
-    assert (tmp_path / "early" / CARD).read_text() == own
+    assert (tmp_path / "early" / CARD).read_text() == placed_card(own, str(tmp_path / "early"))
     for folder in (run / "lora", tmp_path / "merged"):
         card = (folder / CARD).read_text()
         assert "pipeline_tag: image-to-video\n" in card
@@ -158,7 +168,8 @@ def test_an_export_has_a_card_of_its_weights(small_text: list[str], tmp_path: Pa
     export_weights(str(run), tmp_path / "result")
     export_weights(str(run), tmp_path / "last", checkpoint="latest")
     export_weights(str(run), tmp_path / "early", checkpoint="2")
-    assert (tmp_path / "result" / CARD).read_text() == (tmp_path / "last" / CARD).read_text() == result
+    for name in ("result", "last"):
+        assert (tmp_path / name / CARD).read_text() == placed_card(result, str(tmp_path / name))
     early = (tmp_path / "early" / CARD).read_text()
     assert "| iterations | 2 of 4" in early
     assert "| iterations | 4 of 4" in result
@@ -177,7 +188,7 @@ def test_a_card_says_which_weights_are_the_result(small_text: list[str], tmp_pat
     assert "| iterations | 0 of 4" in card
     (run / "lora" / CARD).unlink()
     export_weights(str(run), tmp_path / "out")
-    assert (tmp_path / "out" / CARD).read_text() == card
+    assert (tmp_path / "out" / CARD).read_text() == placed_card(card, str(tmp_path / "out"))
 
 
 @pytest.mark.parametrize("results", ["last", "best"])

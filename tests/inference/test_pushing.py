@@ -17,8 +17,10 @@ from huggingface_hub import constants
 from flowgrpo.configs.load import dump_recipe, load_recipe
 from flowgrpo.configs.trust import remember_run
 from flowgrpo.inference.uploads import collect, public_name
-from flowgrpo.training.folder.model_card import CARD, FORMER
+from flowgrpo.training.folder.model_card import CARD, FORMER, former_card
+from flowgrpo.training.folder.run_folder import RunFolder
 from flowgrpo.training.model_paths import embedded_pipeline, language_folder
+from flowgrpo.training.result_card import Known, write_result_card
 from tests.conftest import Command
 from tests.inference.hub_server import TOKEN, Hub, serving, use
 
@@ -82,7 +84,11 @@ def test_the_result_and_its_card_are_sent_and_nothing_else(command: Command, hub
     card = hub.files["me/mine"][CARD].decode()
     assert "| answer | 0.25 ± 0.062 | 0.5 ± 0.12 |" in card
     assert "| iterations | 2 of 2" in card
-    assert (run / "lora" / CARD).read_text() == card  # the run had none, as those of older versions
+    own = (run / "lora" / CARD).read_text()  # the run had none, as those of older versions
+    assert f'\nRESULT = "{run.resolve() / "lora"}"  # this folder' in own
+    assert '\nRESULT = "me/mine"  # this repository' in card
+    assert '\nBASE = "Qwen/Qwen3-0.6B"\n' in card
+    assert "names folders of this machine" not in output
 
 
 def test_no_folder_of_the_machine_is_sent(command: Command, hub: Hub, run: Path) -> None:
@@ -92,6 +98,32 @@ def test_no_folder_of_the_machine_is_sent(command: Command, hub: Hub, run: Path)
     assert "base_model_name_or_path is uploaded as 'Qwen/Qwen3-0.6B'" in output
     assert json.loads((run / "lora" / "adapter_config.json").read_text()) == ADAPTER  # the run keeps its file
     assert not any(b"jane" in held for held in hub.files["me/mine"].values())
+
+
+@pytest.mark.parametrize("mine", [True, False])
+def test_the_program_of_a_pushed_card_names_the_repository(
+    command: Command, hub: Hub, run: Path, tmp_path: Path, mine: bool
+) -> None:
+    (tmp_path / "tiny").mkdir()
+    recipe = load_recipe("text", [f"model.path={tmp_path / 'tiny'}", "model.train=lora", "run.iterations=2"])
+    write_result_card(run / "lora", "lora", recipe, RunFolder(run), 2, Known())
+    own = (run / "lora" / CARD).read_text()
+    assert f'\nBASE = "{tmp_path.resolve() / "tiny"}"  # the folder' in own
+    if mine:
+        own = own.replace("# license: choose one;", "license: mit  #")
+        (run / "lora" / CARD).write_text(own)
+    _, output, errors = command("push", str(run), "me/mine", "--yes")
+    card = hub.files["me/mine"][CARD]
+    assert str(tmp_path).encode() not in card, errors
+    assert b'\nRESULT = "me/mine"  # this repository, or the path of a folder with its files\n' in card
+    assert b'\nBASE = "tiny"  # the base model; write the path of its folder, or its name on the hub\n' in card
+    assert (b"license: mit" in card) == mine
+    assert "note: README.md: the base model is a folder, so the program names no place where others find it" in output
+    assert (run / "lora" / CARD).read_text() == own
+    # A card that nobody changed is known as such where it is downloaded.
+    (tmp_path / "got").mkdir()
+    (tmp_path / "got" / CARD).write_bytes(card)
+    assert (former_card(tmp_path / "got") is None) == (not mine)
 
 
 def test_private(command: Command, hub: Hub, run: Path) -> None:
@@ -229,25 +261,25 @@ def test_a_hub_that_does_not_answer(command: Command, hub: Hub, run: Path, monke
 def test_a_run_without_a_result(run: Path) -> None:
     (run / "lora").rename(run / "elsewhere")
     with pytest.raises(ValueError, match=r"no trained weights yet; .*--checkpoint 1 .*flowgrpo export"):
-        collect(run)
+        collect(run, "me/mine")
 
 
 def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="neither a run folder"):
-        collect(tmp_path)
+        collect(tmp_path, "me/mine")
 
 
 def test_a_folder_that_export_wrote(run: Path, tmp_path: Path) -> None:
     (run / "lora").rename(tmp_path / "mine")
-    assert set(collect(tmp_path / "mine").files) == SENT - {CARD}
+    assert set(collect(tmp_path / "mine", "me/mine").files) == SENT - {CARD}
     with pytest.raises(ValueError, match="leave --also out"):
-        collect(tmp_path / "mine", ["adapter_config.json"])
+        collect(tmp_path / "mine", "me/mine", ["adapter_config.json"])
 
 
 def test_a_link_cannot_bring_in_what_is_no_part_of_the_result(run: Path) -> None:
     os.symlink("../checkpoints/iter-000001/optimizer.pt", run / "lora" / "more.pt")
     with pytest.raises(ValueError, match="links that lead out"):
-        collect(run)
+        collect(run, "me/mine")
 
 
 def test_names_of_models() -> None:
@@ -266,7 +298,7 @@ def test_a_template_is_no_path(run: Path) -> None:
     tokens = run / "lora" / "tokenizer.json"
     tokens.write_text(json.dumps({"merges": ["/usr/bin/env x", ["/a/b/c", "/"]]}))
     (run / "lora" / "tokenizer_config.json").write_text(json.dumps(config))
-    files = collect(run).files
+    files = collect(run, "me/mine").files
     assert files["tokenizer.json"] == tokens
     sent = files["tokenizer_config.json"]
     assert isinstance(sent, bytes)

@@ -485,7 +485,4 @@ def test_the_program_of_the_model_card_runs(kind: str, small: list[str], folder:
     card = (result / "README.md").read_text()
     assert "pipeline_tag: fill-mask" in card
     program = card.partition("```python\n")[2].partition("```")[0]
-    program = program.replace('RESULT = "."', f"RESULT = {str(result)!r}").replace(
-        'BASE = "model"', f"BASE = {str(folder)!r}"
-    )
     exec(compile(program, "card", "exec"), {})

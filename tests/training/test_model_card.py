@@ -226,7 +226,7 @@ def test_no_folder_of_the_machine_is_named(kind: str) -> None:
     assert "mine.py:taste" in card
     assert "base_model" not in head_of(card)  # the hub does not know it
     if kind == "lora":
-        assert 'BASE = "sd3"  # the folder of the base model' in program(card)
+        assert 'BASE = "sd3"  # the base model; write the path of its folder, or its name on the hub' in program(card)
 
 
 def test_of_text_no_folder_is_named_and_no_system_message() -> None:

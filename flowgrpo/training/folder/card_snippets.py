@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...configs.schema import AnyRecipe, MaskedRecipe, Recipe, TextRecipe
@@ -12,7 +15,8 @@ from ...pipelines.arguments import TEXT
 if TYPE_CHECKING:
     from .model_card import CardFacts
 
-RESULT = 'RESULT = "."  # this folder, or the name of its repository'
+RESULT_LINE = re.compile(r'^RESULT = ".*"  # this (?:folder|repository)\b.*$', re.MULTILINE)
+BASE_LINE = re.compile(r'^BASE = "(.*)"  # the folder of the base model\r?$', re.MULTILINE)
 SECOND = "pytorch_lora_weights_transformer_2.safetensors"
 FIRST = "pytorch_lora_weights.safetensors"
 EMBEDDED = {
@@ -25,7 +29,7 @@ UNTRAINED = "arithmetic:untrained"
 
 
 def snippet(recipe: AnyRecipe, facts: CardFacts, base: str, published: bool) -> str:
-    """A fence of Python, and notes.
+    """A fence of Python, and notes. On this machine, the program runs from any folder.
 
     Args:
         recipe: of the run.
@@ -33,12 +37,12 @@ def snippet(recipe: AnyRecipe, facts: CardFacts, base: str, published: bool) -> 
         base: name of the base model; of a folder, the last part of its path.
         published: whether the base model's name is a name on the hub.
     """
-    imports, named = _named(base, published) if facts.kind == "lora" else ([], [])
+    imports, named = _named(recipe, base, published) if facts.kind == "lora" else ([], [])
     if isinstance(recipe, Recipe):
         lines = _of_images(recipe, facts)
     else:
         lines = _of_text(recipe, facts) if isinstance(recipe, TextRecipe) else _of_masks(recipe, facts)
-    start = ["import torch", *_imports(recipe, facts), *imports, "", RESULT, *named]
+    start = ["import torch", *_imports(recipe, facts), *imports, "", result_line(facts.place), *named]
     notes = []
     if isinstance(recipe, Recipe) and (recipe.sampler.shift is not None or recipe.sampler.sigmas is not None):
         notes.append("The run had noise levels of its own, and the program has those of the pipeline.")
@@ -58,15 +62,36 @@ def snippet(recipe: AnyRecipe, facts: CardFacts, base: str, published: bool) -> 
     return "\n".join(["```python", *start, *lines, "```", *(f"\n{note}" for note in notes)])
 
 
-def _named(base: str, published: bool) -> tuple[list[str], list[str]]:
+def result_line(place: str) -> str:
+    """The line that names the folder of a result."""
+    return f"RESULT = {quoted(place)}  # this folder; elsewhere, its path or the name of its repository"
+
+
+def repository_line(name: str) -> str:
+    """The same line of a card that lies in a repository."""
+    return f"RESULT = {quoted(name)}  # this repository, or the path of a folder with its files"
+
+
+def unknown_base_line(name: str) -> str:
+    """The line that names the base model, where its folder is not known."""
+    return f"BASE = {quoted(name)}  # the base model; write the path of its folder, or its name on the hub"
+
+
+def _named(recipe: AnyRecipe, base: str, published: bool) -> tuple[list[str], list[str]]:
     """The lines that import and name the base model."""
     call = EMBEDDED.get(base) or EMBEDDED.get(base.partition(":")[0])
-    if published or call is None:
-        return [], [f"BASE = {_quoted(base)}" + ("" if published else "  # the folder of the base model")]
+    if published:
+        return [], [f"BASE = {quoted(base)}"]
+    if call is None:
+        with suppress(OSError):
+            if Path(recipe.model.path).is_dir():
+                return [], [f"BASE = {quoted(str(Path(recipe.model.path).resolve()))}  # the folder of the base model"]
+        return [], [unknown_base_line(base)]
     return [f"from flowgrpo.training.model_paths import {call.partition('(')[0]}"], [f"BASE = {call}"]
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
+    """A text as Python writes it."""
     return json.dumps(text, ensure_ascii=False)
 
 
@@ -121,7 +146,7 @@ def _loads(facts: CardFacts) -> list[str]:
 
 def _argument(name: str, value: Any, withheld: bool) -> str:
     remark = f"  # the run had another {name}" if withheld else ""
-    return f"    {name}={_quoted(value) if isinstance(value, str) else repr(value)},{remark}"
+    return f"    {name}={quoted(value) if isinstance(value, str) else repr(value)},{remark}"
 
 
 def _shown(call: Mapping[str, Any]) -> dict[str, Any]:

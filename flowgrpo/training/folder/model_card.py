@@ -1,14 +1,15 @@
 """The model card of a result: a README.md with the head that the hub of Hugging Face reads.
 
-A card says what was trained, how, and with which scores before and after. It names no path of this machine: of a path,
-only the last part is shown. The licence is left to whoever publishes the result.
+A card says what was trained, how, and with which scores before and after. Of a path of this machine, only the last part
+is shown. The program alone has whole paths, so that it runs from any folder; `flowgrpo push` takes them out. The
+licence is left to whoever publishes the result.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ import yaml
 from ...configs.schema import AnyRecipe, MaskedRecipe, Recipe
 from ...configs.yaml_text import Dumper
 from ...parts.traits import offered, rewarded
-from .card_snippets import snippet
+from .card_snippets import RESULT_LINE, result_line, snippet
 from .files import write_text
 from .leftovers import RESULTS
 
@@ -40,6 +41,7 @@ class CardFacts:
     Attributes:
         kind: `lora`, `pipeline` or `model`: an adapter, a whole pipeline, or a whole language model.
         iteration: iterations after which the weights were taken.
+        place: the folder of the result, from the root.
         train, heldout: numbers of prompts; None if they are not known.
         loads_lora: whether the pipeline's class loads a LoRA itself.
         files: names of the result's files.
@@ -54,6 +56,7 @@ class CardFacts:
 
     kind: str
     iteration: int
+    place: str = "."
     train: int | None = None
     heldout: int | None = None
     loads_lora: bool = True
@@ -280,7 +283,31 @@ def write_card(folder: Path, text: str, former: str | None = None) -> None:
     """Write a card into the folder of a result. A card that a person had changed is kept beside it."""
     if former is not None:
         write_text(folder / FORMER, former)
-    write_text(folder / CARD, f"{text}\n<!-- flowgrpo {_digest(text)} -->\n")
+    write_text(folder / CARD, _marked(text))
+
+
+def move_card(folder: Path, place: Path) -> None:
+    """Let the card in `folder` say that the result lies in `place`."""
+    with suppress(UnicodeDecodeError):  # then a person has written it, and it stays as it is
+        text = (folder / CARD).read_text(encoding="utf-8")
+        write_text(folder / CARD, placed_card(text, str(place.resolve())))
+
+
+def placed_card(text: str, place: str) -> str:
+    """A card whose program names `place` as the folder of the result."""
+    return edited(text, lambda card: RESULT_LINE.sub(lambda _: result_line(place), card))
+
+
+def edited(text: str, change: Callable[[str], str]) -> str:
+    """A card after a change of ours. If no person has changed the card, this stays known."""
+    mark = _MARK.search(text)
+    if mark is None or mark[1] != _digest(text[: mark.start()]):
+        return change(text)
+    return _marked(change(text[: mark.start()]))
+
+
+def _marked(text: str) -> str:
+    return f"{text}\n<!-- flowgrpo {_digest(text)} -->\n"
 
 
 def _digest(text: str) -> str:
