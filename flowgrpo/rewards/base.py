@@ -21,6 +21,7 @@ B lists of the texts of the parts. An object (or function) may carry attributes:
 from __future__ import annotations
 
 import copy
+import difflib
 import importlib.util
 import inspect
 import math
@@ -263,13 +264,17 @@ class Reward:
                 f"reward {self.name!r} scores `{other}`, but the samples here are {kind}; choose a reward of {kind}"
             )
         if missing:
-            advice = nearest(missing[0], known)
+            of_run = OF_GIVEN if kind == "images" else (*OF_TEXT, *OF_GIVEN, "parts")
+            own = sorted({*columns} - {*RESERVED, *of_run})
+            added = sorted(known - {*own, *self._options})
+            # What the run adds is no column to choose from: of these, only a slip of the pen is meant.
+            advice = nearest(missing[0], [*own, *difflib.get_close_matches(missing[0], added, cutoff=0.8)])
             if missing[0] == "image":
                 # The nearest name would be `images`, and these are the samples.
                 advice = ". A column `image` has the picture of each prompt; of another name, write FILE?image=NAME"
             raise ValueError(
                 f"reward {self.name!r} takes {', '.join(f'`{name}`' for name in missing)}, which the prompts "
-                f"do not have; they have {', '.join(sorted(known))}{advice}"
+                f"do not have; their columns: {', '.join(own) or 'none'}; the run adds {', '.join(added)}{advice}"
             )
 
     def score(

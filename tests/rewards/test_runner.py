@@ -418,3 +418,21 @@ def test_the_line_of_a_users_own_code_is_named(tmp_path: Path) -> None:
     rewards = RewardSet([RewardSpec(f"{file}:mine")])
     with pytest.raises(RewardError, match=rf"sample 1 \(prompt 'b'\), at {file}:5: JSONDecodeError: "):
         rewards.score(["1", "x"], ["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "end"),
+    [
+        ("solution", ["level", "answer"], "their columns: answer, level; the run adds {}."),
+        ("answers", ["level", "answer"], "their columns: answer, level; the run adds {}; did you mean 'answer'?"),
+        ("solution", [], "their columns: none; the run adds {}."),
+        ("completion", [], "their columns: none; the run adds {}; did you mean 'completions' or 'completion_ids'?"),
+    ],
+)
+def test_of_a_missing_column_the_columns_of_the_data_are_listed_first(name: str, columns: list[str], end: str) -> None:
+    scope: dict[str, Any] = {}
+    exec(f"def mine(completions, {name}): return [0.0]", scope)
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        Reward(scope["mine"], "mine").check("completions", [*columns, "completion_ids", "truncated"], grouped=True)
+    said = end.format("completion_ids, completions, groups, prompts, truncated")
+    assert str(caught.value) == f"reward 'mine' takes `{name}`, which the prompts do not have; {said}"
