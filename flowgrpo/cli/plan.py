@@ -23,8 +23,8 @@ MOST_SIZES = 12
 """Most sizes of prompts that `plan` lists."""
 TASKS = {"images": "images and videos", "text": "language models", "masked": "masked language models"}
 """The tasks of recipes, and what is written above their list."""
-WINDOWS_SHOWN = 20
-"""Most windows of trained steps that `plan` lists; a random subset has a hundred or more."""
+WINDOWS_SHOWN = 6
+"""Windows of trained steps that `plan` lists if there are many; a random subset has a hundred or more."""
 
 
 def plan(
@@ -232,7 +232,7 @@ def _print_windows(recipe: Recipe | MaskedRecipe, expected: Forecast) -> None:
     ]
     images = recipe.task == "images" and trained(recipe) == "images"
     columns = [name for name in rows[0] if not (images and name.startswith("trained"))]
-    shown = rows[:WINDOWS_SHOWN]
+    shown = rows if len(rows) == WINDOWS_SHOWN + 1 else rows[:WINDOWS_SHOWN]  # a line about one would save none
     widths = {name: max(len(row[name]) for row in [*shown, {name: name}]) for name in columns}
     say("per prompt:" if images else "per prompt, by window of trained steps:")
     for row in ({name: name for name in columns}, *shown):
