@@ -21,6 +21,8 @@ from .memory import SHARDING, Shares, at_once, passing, resting, waiting
 from .models import Model, model_of
 
 GIB = 2**30
+SAID = 0.005 * GIB
+"""Fewest bytes that a table in GiB with two decimals tells from none."""
 UNKNOWN_PROMPTS = 10_000
 EMBEDDINGS = "prompt embeddings"
 MUCH_HOST_MEMORY = 32 * GIB
@@ -273,16 +275,16 @@ def memory_lines(
     waiting: Mapping[str, int] | None = None,
 ) -> tuple[int, list[str]]:
     """The width of the names, and the lines about memory, aligned; all sizes are in bytes, see `Estimate`."""
-    rows = {name: size for name, size in resting.items() if size >= 0.005 * GIB}
+    rows = {name: size for name, size in resting.items() if size >= SAID}
     rows |= {f"{name} (one at a time)": size for name, size in passing.items()}
     rows |= {} if start is None else {"while encoding": start}
     hosted = {f"{name} (in host memory)": size for name, size in (waiting or {}).items()}
     width = max(map(len, [*rows, *hosted, "most at once"]))
     return width, [
         "  memory of each GPU, in GiB:",
-        *(f"    {name:<{width}}  {size / GIB:8.2f}" for name, size in rows.items()),
-        f"    {'most at once':<{width}}  {peak / GIB:8.2f}  of {gpu.gib:g}",
-        *(f"    {name:<{width}}  {size / GIB:8.2f}" for name, size in hosted.items()),
+        *(f"    {name:<{width}}  {gib(size):>8}" for name, size in rows.items()),
+        f"    {'most at once':<{width}}  {gib(peak):>8}  of {gpu.gib:g}",
+        *(f"    {name:<{width}}  {gib(size):>8}" for name, size in hosted.items()),
     ]
 
 
@@ -296,7 +298,7 @@ def table(found: Estimate) -> list[str]:
         "(docs/estimates.md)",
         *memory,
         "  room on the disk, in GiB, without samples and gallery:",
-        *(f"    {f'{name}/':<{width}}  {size / GIB:8.2f}" for name, size in found.disk.items() if size),
+        *(f"    {f'{name}/':<{width}}  {gib(size):>8}" for name, size in found.disk.items() if size),
         f"  time, at an assumed {found.utilisation:.0%} of {found.gpu.tflops:g} TFLOP/s:",
         *(f"    {name:<{width}}  {duration(found.seconds(flops)):>8}" for name, flops in found.flops.items()),
         f"    {'iteration':<{width}}  {duration(found.iteration_seconds):>8}",
@@ -322,8 +324,15 @@ def table(found: Estimate) -> list[str]:
     return lines
 
 
+def gib(size: float) -> str:
+    """Bytes as GiB with two decimals; what these would hide is `< 0.01`."""
+    return "< 0.01" if 0 < size < SAID else f"{size / GIB:.2f}"
+
+
 def duration(seconds: float) -> str:
-    """A time as text, with two or three digits: 0.42 s, 95 s, 12 min, 31 h, 12 d."""
+    """A time as text, with two or three digits: 42 ms, 0.42 s, 95 s, 12 min, 31 h, 12 d."""
+    if seconds < 0.1:
+        return "0 s" if not seconds else f"{1000 * seconds:.2g} ms" if seconds >= 0.001 else "< 1 ms"
     for limit, unit, size in ((1.0, "s", 1), (120.0, "s", 1), (7200.0, "min", 60), (172_800.0, "h", 3600)):
         if seconds < limit:
             number = seconds / size

@@ -1,6 +1,7 @@
 """Estimates of memory and time, on the embedded pipeline's shapes: by hand, and what each setting changes."""
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -368,11 +369,21 @@ def test_weights_that_do_not_fit_need_shards_and_not_a_smaller_batch():
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.0421, "0.04 s"), (3.456, "3.46 s"), (95.0, "95 s"), (600.0, "10 min"), (7199.0, "120 min"),
+    [(0.0, "0 s"), (4e-5, "< 1 ms"), (0.00123, "1.2 ms"), (0.0421, "42 ms"), (0.42, "0.42 s"),
+     (3.456, "3.46 s"), (95.0, "95 s"), (600.0, "10 min"), (7199.0, "120 min"),
      (36_000.0, "10 h"), (1_000_000.0, "11.6 d")],
 )  # fmt: skip
 def test_times_have_few_figures(seconds: float, text: str):
     assert duration(seconds) == text
+
+
+def test_of_a_tiny_model_each_row_says_something():
+    found = estimate(load_image_recipe("dance_grpo"), "h100")
+    rows = [line for line in table(found) if line.startswith("    ")]
+    assert any("ms" in row for row in rows)
+    assert any("< 0.01" in row for row in rows)
+    assert not [row for row in rows if re.search(r" 0\.00( s|$)", row)]
+    assert len({len(row) for row in rows if not re.search(r"most at once|run  ", row)}) == 1  # aligned
 
 
 @pytest.mark.parametrize("source", ["flow_grpo+sd35_medium+ocr+gpus1_24gb", "mixgrpo+flux_dev+pickscore+gpus1"])
