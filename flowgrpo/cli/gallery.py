@@ -101,12 +101,13 @@ def gallery(
     for path in exports:
         say(str(path))
     voting = vote or report or vote_dataset is not None or favourites is not None
+    page = out is not None or not (exports or voting)
     if watch:
         say(str(follow(runs, out, lambda: time.sleep(every), say, link=link, fps=fps)))
-    elif out is not None or not (exports or voting):
+    elif page:
         say(str(build_gallery(runs, out, link=link, fps=fps)))
-    if not watch and (exports or out is not None or not voting):
-        _say_notes(runs)
+    if not watch and (exports or page):
+        _say_what_is_shown(runs, counted=page or single is not None)
     if voting:
         file = _votes_file(runs, votes)
         if favourites is not None:
@@ -119,11 +120,15 @@ def gallery(
             _print_votes(runs, file)
 
 
-def _say_notes(runs: list[Path]) -> None:
+def _say_what_is_shown(runs: list[Path], *, counted: bool) -> None:
+    """Print what the gallery leaves out. `counted`: a page was made, which shows all other samples."""
     from ..gallery.build import read_runs
-    from ..gallery.notes import notes_on
+    from ..gallery.notes import counts_of, notes_on
 
-    for note in notes_on(read_runs(runs)):
+    read = read_runs(runs)
+    if counted:
+        say(counts_of(read))
+    for note in notes_on(read):
         say(f"note: {note}")
 
 

@@ -1,4 +1,4 @@
-"""Notes on the parts of a run that cannot be shown: unreadable lines, missing or damaged pictures, videos."""
+"""What a gallery shows, and notes on what it cannot show: unreadable lines, missing or damaged pictures, videos."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +9,19 @@ from ..media.video import can_encode
 from ..votes.lines import iterate_jsonl
 from .clips import frame_counts
 from .run_reading import Run
+
+
+def counts_of(runs: Sequence[Run]) -> str:
+    """How many samples of which runs a gallery shows."""
+    counts = [sum(len(pair.shots) for pair in run.pairs) for run in runs]
+    if len(runs) == 1:
+        return f"1 run, {_samples(counts[0])}"
+    each = ", ".join(f"{count:,} of {run.folder}" for run, count in zip(runs, counts))
+    return f"{len(runs)} runs, {_samples(sum(counts))}: {each}"
+
+
+def _samples(count: int) -> str:
+    return "1 sample" if count == 1 else f"{count:,} samples"
 
 
 def notes_on(runs: Sequence[Run]) -> list[str]:

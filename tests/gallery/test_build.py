@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from flowgrpo.cli.app import app
 from flowgrpo.gallery import build, pages
 from flowgrpo.gallery.build import SCRIPTS, build_gallery, render
 from flowgrpo.gallery.page_files import MARKER
@@ -448,3 +450,23 @@ def test_a_folder_whose_name_is_not_utf_8(run: Path, tmp_path: Path) -> None:
     assert any(b"../b%FF/samples/" in content for content in files_of(page.parent).values())
     with pytest.raises(ValueError, match=r"has a name that is not UTF-8; rename it"):
         is_run(str(odd))
+
+
+def test_the_command_says_how_many_samples_of_which_runs_it_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_run(Path("one"), [record(at, prompt, 7, 0.5) for at in (0, 1) for prompt in (0, 1, 2)])
+    write_run(Path("two"), [record(0, 0, 7, 0.5)])
+
+    def said(*words: str) -> list[str]:
+        done = CliRunner().invoke(app, ["gallery", *words])
+        assert done.exit_code == 0, done.output
+        return done.output.splitlines()
+
+    both = "2 runs, 7 samples: 6 of one, 1 of two"
+    assert said("one", "two", "--out", "both") == ["both/index.html", both]
+    assert said("one", "two", "--single", "page.html") == ["page.html", both]
+    assert said("two") == ["two/gallery/index.html", "1 run, 1 sample"]
+    # A sheet shows some of the samples only.
+    assert said("one", "--sheet", "sheet.png") == ["sheet.png"]
