@@ -138,8 +138,8 @@ def column_of(row: PromptRow, name: str) -> str:
     """
     if name not in row.columns:
         raise ValueError(
-            f"extension teacher: the template has {{{name}}}, and {_place(row)} has no column {name!r}; add the column, "
-            "or name another"
+            f"extension teacher: the template has {{{name}}}, and {_place(row)} has no column {name!r}; add the "
+            "column, or name another"
         )
     value = row.columns[name]
     if isinstance(value, (list, dict)):
