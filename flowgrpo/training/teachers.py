@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..configs.image_recipe import ModelConfig, TeacherConfig
+from ..configs.schema import AnyRecipe, TextRecipe
 from ..configs.text_recipe import LanguageModelConfig, LanguageTeacherConfig
 from .data import PromptRow
 from .model_paths import UNTRAINED, check_folder, language_folder
@@ -60,6 +61,17 @@ def _check_alone(model: ModelConfig | LanguageModelConfig, rows: Sequence[Prompt
                 f"{row.place or source} has {COLUMN} {found!r}, and model.teachers has {name} alone; leave out the "
                 "name of the teacher, and it teaches every prompt, or add the other teachers"
             )
+
+
+def own_teacher(recipe: AnyRecipe) -> str | None:
+    """In words, which weights of a policy teach the policy itself; None if it is not its own teacher."""
+    objective = recipe.objective
+    if not isinstance(recipe, TextRecipe) or objective.name != "distilled" or recipe.model.teachers:
+        return None
+    if objective.get("frozen"):
+        return "the weights of the start"
+    ema = objective.get("ema")
+    return "its present weights" if ema is None else f"an average of its weights (decay {ema.decay:g})"
 
 
 def language_teacher(path: str, key: str = "model.teachers") -> str:

@@ -145,6 +145,24 @@ def test_a_card_says_who_taught_and_whether_rewards_did() -> None:
 
 
 @pytest.mark.parametrize(
+    ("more", "weights"),
+    [
+        ("frozen: true", "the weights of the start"),
+        ("ema: {decay: 0.95}", "an average of its weights (decay 0.95)"),
+        ("top: 5", "its present weights"),
+    ],
+)
+def test_a_card_says_that_a_model_taught_itself(more: str, weights: str) -> None:
+    shown = "extensions=[{name: teacher, template: '{answer} {prompt}', failed: false}]"
+    card = card_text(text(shown, f"objective={{name: distilled, others: none, {more}}}"), [], CardFacts("model", 3))
+    assert "It was trained on what the model itself predicts when it knows more by flowgrpo." in card
+    assert f"| teacher | the model itself, with {weights} |" in card
+    assert "| rewards | answer, only reported |" in card
+    assert "- distillation\n" in card
+    assert "reinforcement-learning" not in card
+
+
+@pytest.mark.parametrize(
     ("recipe", "kind", "library", "task", "relation"),
     [
         (images, "lora", "diffusers", "text-to-image", "adapter"),

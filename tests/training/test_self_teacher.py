@@ -110,6 +110,8 @@ def test_a_column_is_shown_to_every_teacher(small_text: list[str], tmp_path: Pat
     assert record["taught"] == 1.0
     assert "reward/nines" in record
     assert not rewarded(trainer.recipe)
+    said = "taught by itself, with the weights of the start; rewards are only reported"
+    assert said in list(task_of(trainer).describe())
 
 
 def test_what_is_no_solution_is_left_out_of_it(small_text: list[str], tmp_path: Path) -> None:

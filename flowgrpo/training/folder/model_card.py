@@ -20,6 +20,7 @@ import yaml
 from ...configs.schema import AnyRecipe, MaskedRecipe, Recipe
 from ...configs.yaml_text import Dumper
 from ...parts.traits import offered, rewarded
+from ..teachers import own_teacher
 from .card_snippets import RESULT_LINE, result_line, snippet
 from .files import write_text
 from .leftovers import RESULTS
@@ -124,6 +125,8 @@ def _source(recipe: AnyRecipe) -> str:
     found = ["samples that the data give, and that rewards rank," if given else "rewards"] if ranked else []
     if _teachers(recipe):
         found.append("what its teachers predict" + (" for samples that the data give" if given and not ranked else ""))
+    if own_teacher(recipe):
+        found.append("what the model itself predicts when it knows more")
     return " and ".join(found or ["penalties alone"])
 
 
@@ -151,7 +154,7 @@ def _head(recipe: AnyRecipe, facts: CardFacts, base: str | None) -> dict[str, An
     fills = isinstance(recipe, MaskedRecipe) and not facts.own_class
     head["pipeline_tag"] = "fill-mask" if fills else pipeline_tag(text, facts)
     head["tags"] = ["flowgrpo", *(["reinforcement-learning", "grpo"] if rewarded(recipe) else [])]
-    head["tags"] += ["distillation"] if _teachers(recipe) else []
+    head["tags"] += ["distillation"] if _teachers(recipe) or own_teacher(recipe) else []
     head["tags"] += ["lora"] if facts.kind == "lora" else []
     return head
 
@@ -177,6 +180,8 @@ def _rows(recipe: AnyRecipe, facts: CardFacts, base: str) -> Iterable[tuple[str,
     yield "objective", _objective(recipe)
     if teachers := _teachers(recipe):
         yield "teachers", ", ".join(teachers)
+    if weights := own_teacher(recipe):
+        yield "teacher", f"the model itself, with {weights}"
     rewards = ", ".join(_reward(reward) for reward in recipe.rewards)
     yield "rewards", rewards if rewarded(recipe) else f"{rewards}, only reported"
     noun = "images" if isinstance(recipe, Recipe) else "completions"

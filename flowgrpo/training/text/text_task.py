@@ -19,7 +19,7 @@ from ..losses.objective import Objective
 from ..planning import budget_line, clip_of, parts_line
 from ..reporting.clock import Clock
 from ..tasks import Decoded, PolicyTask, Score, trained_numbers
-from ..teachers import teachers_of
+from ..teachers import own_teacher, teachers_of
 from .forms import PLAIN
 from .text_policy import Completions, TextPolicy, complete_seeded
 from .writing import Writer
@@ -203,8 +203,11 @@ class TextTask(PolicyTask):
             f"{recipe.rollout.prompts} prompts × {recipe.rollout.group} completions an iteration, at most "
             f"{recipe.generation.max_tokens} tokens, {steps} optimizer step{'' if steps == 1 else 's'}{clip}"
         )
-        if teachers := dict.fromkeys(teacher.path for teacher in recipe.model.teachers):
-            yield f"taught by {', '.join(teachers)}" + ("" if rewarded(recipe) else "; rewards are only reported")
+        teachers = ", ".join(dict.fromkeys(teacher.path for teacher in recipe.model.teachers))
+        if weights := own_teacher(recipe):
+            teachers = f"itself, with {weights}"
+        if teachers:
+            yield f"taught by {teachers}" + ("" if rewarded(recipe) else "; rewards are only reported")
         if (line := budget_line(recipe)) is not None:
             yield line
         if (line := parts_line(recipe)) is not None:
