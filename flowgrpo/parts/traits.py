@@ -108,6 +108,20 @@ def part_scores(part: T) -> T:
     return part
 
 
+def checks_prompts(check: Callable[..., None]) -> Callable[[T], T]:
+    """Let a part say how the training prompts are checked for it before a run.
+
+    Args:
+        check: called with the chosen part and the prompts; raises ValueError if the part cannot use a prompt.
+    """
+
+    def marked(part: T) -> T:
+        part.prompt_check = check  # type: ignore[attr-defined]
+        return part
+
+    return marked
+
+
 def saying(recipe: Any, trait: str) -> list[Choice]:
     """The parts of a recipe whose code has the attribute `trait`."""
     return [choice for _, choice in choices(recipe) if getattr(choice.target, trait, False)]

@@ -267,7 +267,7 @@ class Reward:
             of_run = OF_GIVEN if kind == "images" else (*OF_TEXT, *OF_GIVEN, "parts")
             own = sorted({*columns} - {*RESERVED, *of_run})
             added = sorted(known - {*own, *self._options})
-            # What the run adds is no column to choose from: of these, only a slip of the pen is meant.
+            # A name that the run adds is no column to choose. It is meant only if there is a slip of the pen.
             advice = nearest(missing[0], [*own, *difflib.get_close_matches(missing[0], added, cutoff=0.8)])
             if missing[0] == "image":
                 # The nearest name would be `images`, and these are the samples.

@@ -36,7 +36,7 @@ from .recipe_prompts import (
     sound_prompts,
 )
 from .recipe_rounds import is_uneven, refuse_comparisons
-from .teachers import check_teachers
+from .teachers import PRESENT, check_teachers, own_teacher
 from .text.answer_objective import tried
 from .text.forms import FORMS
 from .text.forms.filling import missing_columns
@@ -186,11 +186,8 @@ def _repeats(found: Checked) -> None:
 
 def _moving_teacher(found: Checked) -> None:
     """Note a policy that teaches itself with its present weights, and that no reward holds."""
-    recipe, chosen = found.recipe, found.recipe.objective
-    if not isinstance(recipe, TextRecipe) or chosen.name != "distilled" or recipe.model.teachers:
-        return
-    held = chosen.get("others") == "policy" or chosen.get("both") or chosen.get("frozen") or chosen.get("ema")
-    if not held:
+    chosen = found.recipe.objective
+    if own_teacher(found.recipe) == PRESENT and chosen["others"] == "none" and not chosen["both"]:
         text = (
             "the policy teaches itself with its present weights, so each step moves its teacher too, and the two may "
             "drift away together; objective.frozen: true keeps the teacher as it is, and objective.ema slows it"

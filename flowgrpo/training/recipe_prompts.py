@@ -11,8 +11,8 @@ from typing import Any
 from ..configs.prompt_source import HUB, prompt_source
 from ..configs.schema import AnyRecipe, Recipe, TextRecipe
 from ..configs.sections import SPLITS
-from ..parts.choice import Choice, choices
-from ..parts.traits import offering
+from ..parts.choice import Choice
+from ..parts.traits import offering, saying
 from ..pipelines.arguments import FURTHER
 from ..rewards.base import OF_GIVEN, OF_TEXT, RESERVED
 from ..text.picture_marks import PART, marked
@@ -162,9 +162,9 @@ def check_data(found: Checked) -> Data | None:
         found.attempt("rollout.prompts", _enough, recipe, train)
         if isinstance(recipe, Recipe) and (columns := given_columns(recipe)):
             train = found.attempt("sampler.plan.columns", with_given, train, recipe.data.train, columns)
-        for _, choice in choices(recipe):
-            if train is not None and hasattr(choice.target, "check_prompts"):
-                found.attempt(choice.kind, choice.target.check_prompts, choice, train)
+        for choice in saying(recipe, "prompt_check") if train is not None else ():
+            target: Any = choice.target
+            found.attempt(choice.kind, target.prompt_check, choice, train)
     if recipe.data.heldout is None and "heldout" not in recipe.data.model_fields_set:
         text = (
             "the recipe names a model and training prompts of its own, and no held-out prompts, so nothing is "

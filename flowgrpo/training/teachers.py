@@ -13,6 +13,7 @@ from .data import PromptRow
 from .model_paths import UNTRAINED, check_folder, language_folder
 
 COLUMN = "teacher"
+PRESENT = "its present weights"
 T = TypeVar("T", TeacherConfig, LanguageTeacherConfig)
 
 
@@ -71,7 +72,7 @@ def own_teacher(recipe: AnyRecipe) -> str | None:
     if objective.get("frozen"):
         return "the weights of the start"
     ema = objective.get("ema")
-    return "its present weights" if ema is None else f"an average of its weights (decay {ema.decay:g})"
+    return PRESENT if ema is None else f"an average of its weights (decay {ema.decay:g})"
 
 
 def language_teacher(path: str, key: str = "model.teachers") -> str:

@@ -65,6 +65,16 @@ def recipe(folder: Path, *words: str) -> TextRecipe:
     return made
 
 
+def trained(language: LanguageModel, made: TextRecipe) -> LanguageWeights:
+    """The weights of a model that a recipe trains."""
+    if made.model.train == "lora":
+        weights = LanguageWeights.adapter(language, lora_spec(made.model.lora), seed=0)
+    else:
+        weights = LanguageWeights.whole(language)
+    weights.gradient_checkpointing(made.model.gradient_checkpointing)
+    return weights
+
+
 def scored(made: TextRecipe, language: LanguageModel, weights: LanguageWeights) -> Any:
     """What a run does with a batch of its longest completions."""
     generator = torch.Generator().manual_seed(0)
@@ -99,11 +109,7 @@ def test_training_allocates_what_was_estimated(
     found = estimate_text(made, rows)
     assert (found.prompt, found.counted, found.scored) == (PROMPT, True, 8)
     language = load_language_model(str(folder), dtype=DTYPES[made.model.dtype])
-    if made.model.train == "lora":
-        weights = LanguageWeights.adapter(language, lora_spec(made.model.lora), seed=0)
-    else:
-        weights = LanguageWeights.whole(language)
-    weights.gradient_checkpointing(made.model.gradient_checkpointing)
+    weights = trained(language, made)
     work = scored(made, language, weights)
     work()  # the gradients stay, and are not counted again
     assert most_bytes(work, tmp_path / "trace.json") == pytest.approx(found.passing["training"], rel=0.12)
@@ -125,11 +131,7 @@ def test_distilling_allocates_what_was_estimated(
     made = recipe(wordy, *taught, "rollout.tokens=600", *words)
     found = estimate_text(made, rows)
     model = load_language_model(str(wordy), dtype=DTYPES[made.model.dtype])
-    if made.model.train == "lora":
-        weights = LanguageWeights.adapter(model, lora_spec(made.model.lora), seed=0)
-    else:
-        weights = LanguageWeights.whole(model)
-    weights.gradient_checkpointing(made.model.gradient_checkpointing)
+    weights = trained(model, made)
     ids = torch.randint(3, 20, (8, TOKENS), generator=torch.Generator().manual_seed(0)).tolist()
     sampled = Sampled(ids, [[-1.0] * TOKENS for _ in ids], [True] * 8)
     e = Completions([[4] * PROMPT, [5] * PROMPT], sampled, [""] * 8, [0] * 4 + [1] * 4, taught_by=("teacher",) * 2)
@@ -156,11 +158,7 @@ def test_distilling_allocates_what_was_estimated(
 def test_products_are_counted_as_in_a_real_pass(folder: Path, words: tuple[str, ...]) -> None:
     made = recipe(folder, "model.attention=eager", *words)
     language = load_language_model(str(folder), attention="eager")
-    if made.model.train == "lora":
-        weights = LanguageWeights.adapter(language, lora_spec(made.model.lora), seed=0)
-    else:
-        weights = LanguageWeights.whole(language)
-    weights.gradient_checkpointing(made.model.gradient_checkpointing)
+    weights = trained(language, made)
     # The counter of torch does not know products that add to a tensor in place, as LoRA layers have them.
     in_place = {torch.ops.aten.addmm_: lambda added, a, b, **_: 2 * math.prod(a) * b[-1]}
     with FlopCounterMode(display=False, custom_mapping=in_place) as counted:

@@ -84,7 +84,7 @@ def test_the_result_and_its_card_are_sent_and_nothing_else(command: Command, hub
     card = hub.files["me/mine"][CARD].decode()
     assert "| answer | 0.25 ± 0.062 | 0.5 ± 0.12 |" in card
     assert "| iterations | 2 of 2" in card
-    own = (run / "lora" / CARD).read_text()  # the run had none, as those of older versions
+    own = (run / "lora" / CARD).read_text()  # the run had none, as runs of older versions have
     assert f'\nRESULT = "{run.resolve() / "lora"}"  # this folder' in own
     assert '\nRESULT = "me/mine"  # this repository' in card
     assert '\nBASE = "Qwen/Qwen3-0.6B"\n' in card

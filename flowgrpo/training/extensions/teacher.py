@@ -9,7 +9,7 @@ from typing import Any
 
 from ...parts.choice import Choice
 from ...parts.needs import Need, needs, one_round
-from ...parts.traits import offers
+from ...parts.traits import checks_prompts, offers
 from ..credit.combining import total_reward
 from ..credit.pooling import Batch
 from ..data import PromptRow, templated
@@ -50,7 +50,21 @@ def named_in(template: str) -> list[str]:
     return [name for name in dict.fromkeys(re.findall(r"\{(\w+)\}", template)) if name != "prompt"]
 
 
+def _told_enough(choice: Choice, rows: Sequence[PromptRow]) -> None:
+    """Raise ValueError if a training prompt lacks a column of the template, or has nothing for the teacher."""
+    names = named_in(choice["template"])
+    columns = [name for name in names if name not in (SOLUTION, FEEDBACK)]
+    for row in rows:
+        told = [column_of(row, name) for name in columns]
+        if columns == names and not any(told):
+            raise ValueError(
+                f"extension teacher: {_place(row)} has nothing in {' or '.join(map(repr, columns))}, so the "
+                "teacher knows no more than the policy; fill in the column, or leave the prompt out"
+            )
+
+
 @offers("teachers")
+@checks_prompts(_told_enough)
 @needs(
     once, Need("task", ("text",), "writes contexts of completions"), one_round("changes groups that are complete"),
     Need("rollout.form", ("plain",), "writes contexts of the prompt alone"), _knows_more, _matches,
@@ -81,19 +95,6 @@ class Teacher(MeasuredSamples):
     def teaches_all(choice: Choice) -> bool:
         """Whether every completion has a teacher, whatever its rewards are: the template has columns alone."""
         return not choice.get("failed", True) and not {SOLUTION, FEEDBACK}.intersection(named_in(choice["template"]))
-
-    @staticmethod
-    def check_prompts(choice: Choice, rows: Sequence[PromptRow]) -> None:
-        """Raise ValueError if a training prompt lacks a column of the template, or has nothing for the teacher."""
-        names = named_in(choice["template"])
-        columns = [name for name in names if name not in (SOLUTION, FEEDBACK)]
-        for row in rows:
-            told = [column_of(row, name) for name in columns]
-            if columns == names and not any(told):
-                raise ValueError(
-                    f"extension teacher: {_place(row)} has nothing in {' or '.join(map(repr, columns))}, so the "
-                    "teacher knows no more than the policy; fill in the column, or leave the prompt out"
-                )
 
     def begin(self, task: Any, processes: Processes, clock: Clock) -> None:
         """Take the model, which turns templates into tokens."""

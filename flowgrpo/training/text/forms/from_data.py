@@ -92,12 +92,12 @@ def given(writer: Writer, *, columns: tuple[str, ...] = ("chosen", "rejected"), 
     """
     from ..writing import Attempt
 
-    written = [p for p, key in enumerate(writer.keys) if address(key, _WHOSE) < own * _SEEDS]
-    mine = writer.write([one for one in writer.starts() if one.prompt in set(written)]) if written else []
+    written = {p for p, key in enumerate(writer.keys) if address(key, _WHOSE) < own * _SEEDS}
+    mine = writer.write([one for one in writer.starts() if one.prompt in written]) if written else []
     # Their place is told too, as nothing, so that each process has the same columns.
     found = [replace(one, origin={"given_place": None, "given_places": len(columns)}) for one in mine]
     for p, row in enumerate(writer.rows):
-        for place, column in enumerate(columns if p not in set(written) else ()):
+        for place, column in enumerate(() if p in written else columns):
             ids = writer.policy.language.answer_tokens(answer_of(row, column))
             found.append(
                 Attempt(
