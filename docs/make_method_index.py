@@ -25,7 +25,7 @@ from flowgrpo.rewards import win_rate
 from flowgrpo.samplers import kernels, plans, schedules, solvers, transitions, windows
 from flowgrpo.training.credit import step_credits
 from flowgrpo.training.images import critic, images_beside
-from flowgrpo.training.losses import directed, neighbour, transition
+from flowgrpo.training.losses import directed, neighbour, reward_gradient, transition
 
 PAGE = Path(__file__).resolve().with_name("methods.md")
 CLAIMS = Path(__file__).resolve().parent / "benchmarks" / "claims.json"
@@ -243,6 +243,28 @@ METHODS = (
         "process shuffles its own. The released code also has noise that depends on the step, which is not here. The "
         "embedded form has more noise (eta 0.3; the published form 0.045).",
         (directions.directions, directions.log_ratio_along, directed.DirectedObjective),
+    ),
+    Method(
+        "DRaFT", "2309.17400", ("draft",),
+        "We know the paper's algorithm, and no code of its authors. The paper's sampler is DDIM; here it "
+        "is the ODE of the pipeline. The gradient is that of the last K steps. It comes from one step after the other, "
+        "and not from one graph. DRaFT-LV, which noises the image several times and averages the gradients of the last "
+        "step, is not here.",
+        (reward_gradient.RewardGradientObjective, reward_gradient.differentiated),
+    ),
+    Method(
+        "ReFL", "2304.05977", ("refl",),
+        "The paper bounds the reward by a hinge, multiplies it by a small number, and trains on pairs of images and "
+        "texts beside it. Here the reward itself counts, and penalty `data` can take the place of the pairs. One late "
+        "step is drawn for all images of an iteration, of the last half of ten; in the paper, of the last quarter of "
+        "forty.",
+        (reward_gradient.RewardGradientObjective,),
+    ),
+    Method(
+        "DRTune", "2405.00760", ("drtune",),
+        "The paper trains K steps at equal distances, and may end the sampler early, at the clean image of a state. "
+        "Here K random steps are drawn for all images of an iteration, and the finished image is scored.",
+        (reward_gradient.RewardGradientObjective,),
     ),
     Method(
         "DDRL", "2512.04332", ("ddrl",),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ..configs.layers import prompts_of_file
 from ..configs.schema import Recipe
-from ..parts.traits import saying
+from ..parts.traits import saying, trained
 from ..training.data import have_pictures, read_prompts
 from ..training.distributed.processes import Processes
 from ..training.images.images_beside import learned
@@ -151,7 +151,8 @@ def estimate(
         )
     shares = Shares.of(recipe, gpus, sharding)
     pictured, others = _pictured(recipe.data.train), recipe.other_calls
-    model, expected = model_of(recipe.model, pictured, others), forecast(recipe)
+    differentiates = trained(recipe) == "gradients"
+    model, expected = model_of(recipe.model, pictured, others, differentiates), forecast(recipe)
     shown = model_of(recipe.as_evaluated.model, pictured, others) if recipe.evaluate.call else model
     share = math.ceil(recipe.rollout.prompts / gpus)
     train, known = _prompt_count(recipe.data.train, prompts)
@@ -237,10 +238,12 @@ def _flops(recipe: Recipe, model: Model, expected: Forecast, share: int, turns: 
         # In each call that trains states of a prompt, the image beside the prompt is one state more.
         group, batch = recipe.rollout.group, recipe.rollout.batch
         passes += recipe.optimizer.epochs * gradient * math.ceil(group / batch) / group
+    # At these states a loss differentiates the rewards, through the decoder.
+    differentiated = average("trained_states" if recipe.objective.get("at") == "prediction" else "leaves")
     return {
         "sampling": share * model.branches * average("evaluations") * cost.forward,
         "decoding": share * leaves * model.decode_flops,
-        "training": turns * model.branches * states * passes,
+        "training": turns * (model.branches * states * passes + differentiated * model.decode_graph_flops),
     }
 
 

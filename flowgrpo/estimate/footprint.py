@@ -348,9 +348,33 @@ def _checkpointing(module: nn.Module, function: Callable[..., Any]) -> Iterator[
         module.disable_gradient_checkpointing()  # type: ignore[operator]
 
 
-def decoding(vae: nn.Module, latent: Tensor) -> tuple[float, int]:
-    """FLOPs of `vae.decode(latent)` on `meta`, and its largest number of bytes alive at once, without the weights."""
+@dataclass(frozen=True)
+class Decoding:
+    """The cost of decoding one latent.
+
+    Attributes:
+        flops: of decoding.
+        working: largest number of bytes alive at once, without the weights.
+        graph_flops: of decoding with a graph, and of the gradient with respect to the latent; 0 if not asked for.
+        graph: bytes of the graph; 0 if not asked for.
+    """
+
+    flops: float
+    working: int
+    graph_flops: float = 0.0
+    graph: int = 0
+
+
+def decoding(vae: nn.Module, latent: Tensor, graph: bool = False) -> Decoding:
+    """The cost of `vae.decode(latent)` on `meta`; with `graph`, also of its gradient with respect to the latent."""
     live, tally = LiveBytes(), FlopTally()
     with torch.no_grad(), tally.flops, tally, live:
         vae.decode(latent, return_dict=False)  # type: ignore[operator]
-    return tally.total, live.most
+    if not graph:
+        return Decoding(tally.total, live.most)
+    vae.requires_grad_(False)
+    both, saved, leaf = FlopTally(), Saved(_constants(vae)), latent.detach().requires_grad_()
+    with both.flops, both, saved.hooks(), torch.enable_grad():
+        (image, *_) = vae.decode(leaf, return_dict=False)  # type: ignore[operator]
+        torch.autograd.backward([image], [torch.empty_like(image)])
+    return Decoding(tally.total, live.most, both.total, saved.bytes)

@@ -189,9 +189,22 @@ def passing(recipe: Recipe, model: Model, shares: Shares, shown: Model) -> dict[
         "sampling": max(sampling(one) for one in (model, shown)) + gathered,
         "decoding": (1 if model.decoded_alone else rollout.decode_batch) * max(model.decode_bytes, shown.decode_bytes)
         + (model.vae if "VAE" in away else 0),
+        **_differentiating(recipe, model, rollout.batch * gradient + beside * model.branches * held + gathered),
         "training": rollout.batch * gradient + beside * model.branches * held + gathered + whole,
         **encoding,
     }
+
+
+def _differentiating(recipe: Recipe, model: Model, held: int) -> dict[str, int]:
+    """Bytes of the graph of a decoder whose images rewards are differentiated at, apart from the graphs of rewards.
+
+    At the prediction of a state, the graph of the denoiser is `held` meanwhile.
+    """
+    if not model.decode_graph:
+        return {}
+    count = 1 if model.decoded_alone else recipe.rollout.decode_batch
+    graph = count * (model.decode_graph + model.decode_bytes)
+    return {"decoding with gradients": graph + (held if recipe.objective.get("at") == "prediction" else 0)}
 
 
 def _gathered(model: Model, shares: Shares) -> tuple[int, int]:

@@ -23,7 +23,7 @@ from ..training.session import lora_spec
 from ..weights.adapter_files import StartAdapter
 from ..weights.blocks import repeated_blocks
 from ..weights.trained import TrainedWeights
-from .footprint import Footprint, decoding, footprint
+from .footprint import Decoding, Footprint, decoding, footprint
 
 ROWS = 2
 """Number of rows in the evaluation that is counted."""
@@ -52,6 +52,9 @@ class Model:
         rows: how many of these evaluations are in one call.
         evaluation: cost of one evaluation.
         decode_flops, decode_bytes: cost of decoding one latent.
+        decode_graph_flops: FLOPs of decoding one latent and of the gradient with respect to the latent; 0 unless the
+            recipe differentiates rewards.
+        decode_graph: bytes of the graph of that gradient.
         image_encoders: bytes of the weights of image encoders.
         others: bytes of the weights of further networks.
         decoded_alone: whether latents are decoded one by one, whatever the batch.
@@ -77,18 +80,23 @@ class Model:
     image_encoders: int = 0
     others: int = 0
     decoded_alone: bool = False
+    decode_graph_flops: float = 0.0
+    decode_graph: int = 0
     teacher_branches: float = 0.0
     teachers: int = 0
     teacher_working: int = 0
 
 
-def model_of(config: ModelConfig, shown: bool = False, others: Sequence[Mapping[str, Any]] = ()) -> Model:
+def model_of(
+    config: ModelConfig, shown: bool = False, others: Sequence[Mapping[str, Any]] = (), differentiates: bool = False
+) -> Model:
     """Sizes and costs of a recipe's pipeline, from its configurations.
 
     Args:
         config: section `model` of the recipe.
         shown: whether each prompt has a picture of its own.
         others: what other calls change, see `Recipe.other_calls`.
+        differentiates: whether the loss differentiates rewards, and so the decoder.
 
     Raises:
         ValueError: as in `architecture_of`.
@@ -113,7 +121,7 @@ def model_of(config: ModelConfig, shown: bool = False, others: Sequence[Mapping[
     tokens = family.tokens(call) + int(architecture.inputs.get("read_tokens", 0))
     quantized = config.quantize is not None
     denoiser = _denoiser(path, config.pipeline, config.dtype, adapter, latent, tokens, beside, quantized)
-    vae, decode_flops, decode_bytes = _decoder(path, config.dtype, latent)
+    vae, decoder = _decoder(path, config.dtype, latent, differentiates)
     calls = [with_changes(teacher.call) for teacher in config.teachers]
     wholes = {source: _whole(config, path, source, latent, tokens, beside) for source in _paths(config) if source}
     teachers = [None if source is None else wholes[source] for source in _paths(config)]
@@ -140,8 +148,10 @@ def model_of(config: ModelConfig, shown: bool = False, others: Sequence[Mapping[
         teacher_working=max((call.rows * cost.working for call, cost in zip(calls, costs)), default=0),
         rows=evaluations.rows,
         evaluation=denoiser.evaluation,
-        decode_flops=decode_flops,
-        decode_bytes=decode_bytes,
+        decode_flops=decoder.flops,
+        decode_bytes=decoder.working,
+        decode_graph_flops=decoder.graph_flops,
+        decode_graph=decoder.graph,
         decoded_alone=family.decoded_alone,
     )
 
@@ -264,10 +274,10 @@ def _saved_by_quantizing(module: nn.Module) -> int:
 
 
 @cache
-def _decoder(path: str, dtype_name: str, latent: tuple[int, ...]) -> tuple[int, float, int]:
-    """Bytes of a VAE's weights, and FLOPs and largest number of bytes alive for decoding one latent."""
+def _decoder(path: str, dtype_name: str, latent: tuple[int, ...], graph: bool) -> tuple[int, Decoding]:
+    """Bytes of a VAE's weights, and the cost of decoding one latent."""
     vae = built(*architecture_of(path).vae, DTYPES[dtype_name])
-    return _bytes(vae), *decoding(vae, torch.empty(1, *latent, dtype=DTYPES[dtype_name], device="meta"))
+    return _bytes(vae), decoding(vae, torch.empty(1, *latent, dtype=DTYPES[dtype_name], device="meta"), graph)
 
 
 def _bytes(module: nn.Module) -> int:

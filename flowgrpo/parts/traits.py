@@ -13,12 +13,13 @@ TRAINED = {
     "steps": "the steps of a rollout that have noise",
     "states": "the states that a rollout visits, by penalties alone",
     "velocities": "the velocities at the states that a rollout visits",
+    "gradients": "the states that a rollout visits, by the gradients of the rewards",
     "choices": "choices among the next states of a group",
     "images": "finished images that are noised again",
 }
 """What an objective of images may train: the values of its attribute `trains`, each with a description."""
 
-OF_EDGES = ("steps", "states", "velocities")
+OF_EDGES = ("steps", "states", "velocities", "gradients")
 """The values of `trains` for objectives that train recorded edges, by a loss or by penalties."""
 
 
@@ -143,6 +144,11 @@ def rewarded(recipe: Any) -> bool:
     if recipe.task != "text":
         return trained(recipe) != "states"
     return not all_taught(recipe) or bool(recipe.objective.get("both"))
+
+
+def compares_rewards(recipe: Any) -> bool:
+    """Whether the rewards of the samples of a prompt are compared with each other, so that one sample is too few."""
+    return rewarded(recipe) and (recipe.task == "text" or trained(recipe) != "gradients")
 
 
 def all_taught(recipe: Any) -> bool:

@@ -190,9 +190,15 @@ class Denoiser:
         """The pipeline, with the arguments of its calls."""
         return self._replay.caller
 
-    @torch.no_grad()
     def decode(self, x: Tensor, prompts: Sequence[str]) -> Tensor:
-        """Images of final states, exactly as the pipeline makes them.
+        """Images of final states, exactly as the pipeline makes them, without gradient."""
+        with torch.no_grad():
+            return self.decode_with_graph(x, prompts)
+
+    def decode_with_graph(self, x: Tensor, prompts: Sequence[str]) -> Tensor:
+        """Images of final states, exactly as the pipeline makes them, in the caller's grad mode.
+
+        With gradients enabled, the images depend on x differentiably wherever the pipeline decodes in torch alone.
 
         Args:
             x: [N, *latent_shape], any float dtype.

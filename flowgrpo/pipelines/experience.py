@@ -46,6 +46,7 @@ class Experience:
         by_edges: whether the parts share the trained edges, and not the prompts.
         teachers: the name of each prompt's teacher; empty if there are no teachers.
         beside: images of data, one for each of all P prompts; None if no penalty learns them.
+        rows: what the data say of each prompt, for losses that ask the rewards.
     """
 
     rollout: Rollout
@@ -59,6 +60,7 @@ class Experience:
     by_edges: bool = False
     teachers: tuple[str, ...] = ()
     beside: ImagesBeside | None = None
+    rows: tuple[Any, ...] = ()
 
     @property
     def prompt_of_sample(self) -> list[int]:

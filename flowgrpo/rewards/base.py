@@ -26,7 +26,7 @@ import importlib.util
 import inspect
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -100,6 +100,22 @@ class RewardError(RuntimeError):
         super().__init__(message)
         self.reward, self.index, self.indices = reward, index, list(indices)
         self.prompt, self.saved = prompt, saved
+
+
+class NoGradient(ValueError):
+    """A reward cannot be differentiated with respect to the images.
+
+    Args:
+        reward: name of the reward.
+        why: a clause that says why.
+    """
+
+    def __init__(self, reward: str, why: str) -> None:
+        super().__init__(
+            f"reward {reward!r} has no gradient with respect to the images: {why}. Compute it with torch from "
+            "`images`, without torch.no_grad, numpy or PIL; or give it weight 0, so that it is only reported; or use "
+            "an objective that needs no gradient of rewards, such as transition"
+        )
 
 
 @dataclass(frozen=True)
@@ -313,12 +329,67 @@ class Reward:
 
     def call(self, arguments: Mapping[str, Any], count: int) -> Scores:
         """Call the plug-in with the `arguments` that it takes, and return `count` scores; see `score`."""
-        taken = {
+        return self._within_limit(partial(self._call, self._taken(arguments), count))
+
+    def gradient(
+        self, images: Tensor, prompts: Sequence[str], columns: Mapping[str, Sequence[Any]] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Score B images in one call, and differentiate each score with respect to its own image.
+
+        Args:
+            images: [B, 3, H, W] or videos [B, F, 3, H, W], float in [0, 1].
+            prompts: B strings.
+            columns: name -> B values.
+
+        Returns:
+            The scores [B], float32, and their gradients, float32 of the shape of `images`. Both are on the reward's
+            device. Where the reward does not apply, both are 0.
+
+        Raises:
+            NoGradient: the scores do not depend on the images differentiably.
+            InvalidScores, MissingDependency, Quit, TimedOut: see `score`.
+        """
+        if self.remote or self.whole_group:
+            why = "compares whole groups" if self.whole_group else "scores in another process"
+            raise NoGradient(self.name, f"it {why}")
+        leaf = images.detach().float() if self.device is None else images.detach().float().to(self.device)
+        leaf = leaf.clamp(0, 1).contiguous().requires_grad_()
+        taken = self._taken({"images": leaf, "prompts": prompts, **(columns or {})})
+        return self._within_limit(partial(self._differentiated, taken, leaf))
+
+    def _differentiated(self, taken: Mapping[str, Any], leaf: Tensor) -> tuple[Tensor, Tensor]:
+        with contained(), torch.enable_grad():
+            try:
+                result = self.function(**{**taken, **self._options})
+            except ModuleNotFoundError as error:
+                raise missing_dependency(self.name, error) from error
+            except RuntimeError as error:
+                if "requires grad" in str(error):
+                    raise NoGradient(self.name, f"it leaves torch ({error})") from error
+                raise
+            found = result.values if isinstance(result, Scores) else result
+            # This also refuses another number of scores, and scores that are infinite.
+            applies = normalise(_detached(result), len(leaf), self.name).values.isfinite()
+            if not isinstance(found, Tensor) or not found.requires_grad:
+                what = "a tensor without a graph" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+                raise NoGradient(self.name, f"it returns {what}")
+            applies = applies.to(found.device)
+            try:
+                (slope,) = torch.autograd.grad(found[applies].sum(), leaf, allow_unused=True)
+            except RuntimeError as error:
+                raise NoGradient(self.name, f"torch cannot compute it ({error})") from error
+        if slope is None:
+            raise NoGradient(self.name, "its scores do not depend on the images")
+        there = applies.to(leaf.device).view(-1, *[1] * (leaf.ndim - 1))
+        return torch.where(applies, found.detach().float(), 0.0), torch.where(there, slope, 0.0)
+
+    def _taken(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments that the plug-in takes."""
+        return {
             name: value
             for name, value in arguments.items()
             if name in self._parameters or (self._takes_any and name not in FROM_RUN)
         }
-        return self._within_limit(partial(self._call, taken, count))
 
     def with_limit(self, seconds: float) -> Reward:
         """Return a copy of this reward with another time limit. The copy has its own thread for its calls."""
@@ -358,6 +429,15 @@ class Reward:
         """Let the thread of the time limit end, unless it hangs. The plug-in itself is not closed."""
         if self.limit is not None:
             self.limit.close()
+
+
+def _detached(result: Any) -> Any:
+    """A result of a reward whose values have no graph."""
+    if isinstance(result, Tensor):
+        return result.detach()
+    if isinstance(result, Scores) and isinstance(result.values, Tensor):
+        return replace(result, values=result.values.detach())
+    return result
 
 
 def _call_contained(call: Callable[[], object]) -> None:

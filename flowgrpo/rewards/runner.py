@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..parts.foreign import own_line
-from .base import InvalidScores, MissingDependency, Reward, RewardError, RewardSpec, Scores
+from .base import InvalidScores, MissingDependency, NoGradient, Reward, RewardError, RewardSpec, Scores
 from .inputs import Inputs, check_inputs, keep
 from .registry import build, check_options, resolve
 from .score_batches import RewardBatch, join_scores
@@ -152,6 +152,43 @@ class RewardSet:
                     _scatter(parts.setdefault(reward.name, [None] * len(values)), rows, scores.parts)
             seconds[reward.name] = time.perf_counter() - start
         return RewardBatch(values, self.names, self.weights, sub_scores, notes, seconds, answers=answers, parts=parts)
+
+    def gradients(
+        self, images: Tensor, prompts: Sequence[str], columns: Mapping[str, Sequence[Any]] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The weighted sum of the rewards of B images, and its gradient with respect to the images.
+
+        Rewards of weight 0 are not asked.
+
+        Args:
+            images: [B, 3, H, W] or videos [B, F, 3, H, W], float in [0, 1].
+            prompts: B prompts.
+            columns: the prompt file's further columns, name -> B values.
+
+        Returns:
+            [B] float32, and float32 of the shape of `images`, on the device of the images.
+
+        Raises:
+            ValueError: the inputs do not fit each other, a reward needs a column that is not there, or a reward is not
+                differentiable.
+            RewardError, MissingDependency: see `score`.
+        """
+        inputs = check_inputs(images, prompts, columns or {}, None)
+        total = torch.zeros(len(images), device=images.device)
+        slopes = torch.zeros(images.shape, device=images.device)
+        for reward in (one for one in self.rewards if one.weight != 0.0):
+            reward.check("images", inputs.columns, grouped=True)
+            for rows in _batches(reward, inputs):
+                chosen, texts, own, _ = inputs.take(rows)
+                try:
+                    values, slope = reward.gradient(chosen, texts, own)
+                except (NoGradient, MissingDependency):
+                    raise
+                except Exception as error:
+                    raise self._failure(reward, inputs, rows, error, 1) from error
+                total[rows] += reward.weight * values.to(total.device)
+                slopes[rows] += reward.weight * slope.to(slopes.device)
+        return total, slopes
 
     def only(self, k: int) -> RewardSet:
         """Return a set of the k-th reward alone, with the same settings."""

@@ -57,7 +57,7 @@ def check_step(plan: Plan, i: int) -> tuple[Coefficients, Coefficients | None]:
             "stochastic kernel or leave it out"
         )
     exact = step.kernel.exact or (step.side_kernel is not None and step.side_kernel.exact)
-    if step.trained and i == len(plan.steps) - 1 and not exact:
+    if step.trained and stochastic and i == len(plan.steps) - 1 and not exact:
         raise ValueError(
             f"step {i} ends at sigma 0 and is trained; its std is so small that storage rounding dominates its "
             f"ratio; leave the last step out, and train at most step {i - 1}"

@@ -30,6 +30,7 @@ class Setting:
         group: number of images per prompt in the recipe (`rollout.group`).
         seed: seed of the run, for the random choices of a plan.
         compares: whether the images of a prompt are compared. If not, a prompt may have one image.
+        to_end: whether the last step may be trained with every kernel, because no density of a step is needed.
     """
 
     sigmas: tuple[float, ...]
@@ -38,6 +39,7 @@ class Setting:
     group: int = 2
     seed: int = 0
     compares: bool = True
+    to_end: bool = False
 
     @property
     def num_steps(self) -> int:
@@ -47,7 +49,7 @@ class Setting:
     @property
     def trainable(self) -> int:
         """How many steps, from the first on, may be trained: all but the last, or all with an exact kernel."""
-        return self.num_steps if self.kernel.exact else self.num_steps - 1
+        return self.num_steps if self.kernel.exact or self.to_end else self.num_steps - 1
 
     def steps(self, window: Window, iteration: int, option: str = "window") -> list[int]:
         """The steps of a window in an iteration, in rising order.
@@ -224,11 +226,11 @@ def spine(
 
 
 def _trained_without_noise(recipe: Any, choice: Choice) -> list[str]:
-    if choice["window"] is None or trained(recipe) in ("choices", "states", "velocities"):
+    if choice["window"] is None or trained(recipe) in ("choices", "states", "velocities", "gradients"):
         return []
     return [
         f"plan {choice.short} trains the steps of its window without noise, and objective is {recipe.objective.name}; "
-        "leave sampler.plan.window out, or use objective neighbour, directed or visited"
+        "leave sampler.plan.window out, or use objective neighbour, directed, reward_gradient or visited"
     ]
 
 
@@ -247,8 +249,9 @@ def ode(
     Args:
         setting: setting of the run.
         iteration: counted from 0.
-        window: The steps that are trained, as choices among neighbours (Neighbor GRPO), along directions (FDFO) or by
-            penalties alone (DiffusionOPD). By default there are none, for losses of the forward process.
+        window: The steps that are trained, as choices among neighbours (Neighbor GRPO), along directions (FDFO), by the
+            gradients of rewards (DRaFT, ReFL) or by penalties alone (DiffusionOPD). By default there are none, for
+            losses of the forward process.
         spread: Weight of each sample's own noise relative to the noise that the samples of a prompt share, in their
             first noises. By default these noises are independent.
 

@@ -195,6 +195,22 @@ def frozen(iteration: int, num_steps: int, seed: int, *, size: Count = 4, start:
     return range(start, start + size)
 
 
+def last(iteration: int, num_steps: int, seed: int, *, size: Count = 1) -> range:
+    """The last steps that may be trained (DRaFT-K, arXiv:2309.17400).
+
+    Args:
+        iteration: counted from 0.
+        num_steps: denoising steps ``T`` of the schedule.
+        seed: seed of the run.
+        size: Steps in the window.
+
+    Raises:
+        ValueError: if there are fewer steps.
+    """
+    _fits(num_steps, size, 0, None)
+    return range(num_steps - 1 - size, num_steps - 1)
+
+
 def whole(iteration: int, num_steps: int, seed: int) -> range:
     """Every step but the last (Flow-GRPO, arXiv:2505.05470)."""
     return range(num_steps - 1)
@@ -207,6 +223,7 @@ WINDOWS: dict[str, Callable[..., Sequence[int]]] = {
     "decay": decay,
     "exp_decay": exp_decay,
     "frozen": frozen,
+    "last": last,
     "all": whole,
 }
 """Windows, by the names that recipes use."""

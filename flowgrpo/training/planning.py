@@ -20,7 +20,7 @@ from ..core.surrogates import clip, clip_nats, gmpo
 from ..parts.choice import Choice, choices, given_names, value_at
 from ..parts.own_code import PartError
 from ..parts.plugins import told
-from ..parts.traits import compares_all, offered, offering, rewarded, saying, trained
+from ..parts.traits import compares_all, compares_rewards, offered, offering, saying, trained
 from ..samplers.kernels import Kernel
 from ..samplers.plan_parts import Setting
 from ..samplers.plans import Plan, PlanCounts
@@ -51,7 +51,7 @@ def setting_of(recipe: Planned, sigmas: Sequence[float]) -> Setting:
     sampler = recipe.sampler
     return Setting(
         tuple(sigmas), kernel_of(sampler), solver_of(sampler), group=recipe.rollout.group, seed=recipe.run.seed,
-        compares=rewarded(recipe),
+        compares=compares_rewards(recipe), to_end=trained(recipe) == "gradients",
     )  # fmt: skip
 
 

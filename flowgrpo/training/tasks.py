@@ -14,9 +14,10 @@ from torch import Tensor
 from ..configs.schema import Recipe
 from ..configs.sections import EmaConfig
 from ..core.addressing import address
+from ..parts.traits import trained
 from ..pipelines.experience import Experience, ImagesBeside, join_experiences
 from ..pipelines.policy import FlowPolicy
-from ..rewards.runner import RewardBatch
+from ..rewards.runner import RewardBatch, RewardSet
 from ..samplers.plans import Plan
 from ..samplers.transitions import Rollout, chunks_of
 from ..text.cutting import Parts
@@ -31,6 +32,7 @@ from .images.images_beside import drawn
 from .images.sized_rollout import SizedPolicies, by_size, chosen, own_cuts, sized_rollout, sizes_of
 from .joined_rollouts import JoinedObjective, Samples
 from .losses.objective import Objective, ObjectiveSetting
+from .losses.reward_gradient import differentiated
 from .planning import budget_line, clip_bounds, forecast, levels_of, planner
 from .prompts.prompt_rows import Size
 from .reporting.clock import Clock
@@ -133,6 +135,9 @@ class Task(Protocol):
     def score_with(self, score: Score) -> None:
         """Let rollouts ask the rewards of the run."""
 
+    def differentiate(self, rewards: RewardSet, rows: Sequence[PromptRow]) -> None:
+        """Let the loss ask the rewards of the run for their gradients; `rows` are the prompts of the run."""
+
     def followers(self) -> dict[str, EmaConfig | None]:
         """Further averages of the weights, by name.
 
@@ -211,6 +216,9 @@ class PolicyTask:
     def score_with(self, score: Score) -> None:
         """Nothing: a rollout is scored when it is complete."""
 
+    def differentiate(self, rewards: RewardSet, rows: Sequence[PromptRow]) -> None:
+        """Nothing: the loss takes advantages."""
+
     def settle(self, record: Mapping[str, Any]) -> dict[str, float]:
         """Move the coefficients that depend on the metrics."""
         return self.controls.settle(record)
@@ -253,12 +261,24 @@ class FlowTask(PolicyTask):
         self.sized, self.fidelity, self.guided, self.images = sized, fidelity, guided, images
         self.controls = Controls(variance=recipe.objective.get("variance"))
         self.elements = math.prod(policy.denoiser.probe.latent_shape)
+        self.rewards: RewardSet | None = None
         self._planners: dict[Size, Callable[[int], Plan]] = {}
 
     @property
     def result(self) -> str:
         """`lora`, or `pipeline` for full weights."""
         return "lora" if self.weights.kind == "lora" else "pipeline"
+
+    def differentiate(self, rewards: RewardSet, rows: Sequence[PromptRow]) -> None:
+        """Let the loss ask these rewards for their gradients, and try it on an image of the first prompt.
+
+        Raises:
+            ValueError: the pipeline decodes, or a reward scores, in a way that has no gradient.
+        """
+        self.rewards = rewards
+        if trained(self.recipe) == "gradients":
+            state = torch.zeros(1, *self.policy.denoiser.probe.latent_shape, device=self.policy.device)
+            differentiated(self.policy, rewards, state, rows[:1], rows)
 
     def followers(self) -> dict[str, EmaConfig | None]:
         """The averages that the recipe asks for."""
@@ -270,7 +290,7 @@ class FlowTask(PolicyTask):
 
         def made(policy: FlowPolicy) -> Objective:
             elements = math.prod(policy.denoiser.probe.latent_shape)
-            setting = ObjectiveSetting(self.recipe, policy, elements, self.controls, old)
+            setting = ObjectiveSetting(self.recipe, policy, elements, self.controls, old, self.rewards)
             found: Objective = self.recipe.objective.make(setting, elements=elements)
             return found
 
@@ -347,7 +367,18 @@ class FlowTask(PolicyTask):
         def sampled(chunk: slice) -> Experience:
             rollout, images = made(chunk)
             found = Experience(
-                rollout, plan, prompts, images, updates, tuple(keys), starts, first, by_edges, teachers, beside
+                rollout,
+                plan,
+                prompts,
+                images,
+                updates,
+                tuple(keys),
+                starts,
+                first,
+                by_edges,
+                teachers,
+                beside,
+                tuple(rows),
             )
             if decoded is not None and recipe.rollout.chunk is not None:
                 decoded(found)

@@ -79,6 +79,7 @@ class Trainer:
         if "anchor" in self.averages:
             task.compare_with(self.averages["anchor"].applied)
         task.score_with(self._judged)
+        task.differentiate(rewards, data.train.rows)
         self.clock, self.next_iteration = Clock(task.device, task.clock_parts), 0
         self.processes = Processes(accelerator.process_index, accelerator.num_processes, task.weights.meet)
         self.optimizer = optimizer_of(recipe, accelerator, task.weights, self.processes)

@@ -314,6 +314,11 @@ class TrainedWeights:
             with self._scale.scaled(loss) as scaled:
                 scaled.backward()
 
+    @property
+    def loss_factor(self) -> float:
+        """The factor by which the backward pass that runs now scales a loss; 1 unless a module computes in float16."""
+        return 1.0 if self._scale is None else self._scale.factor
+
     def meet(self) -> None:
         """Return when no process needs another for a backward pass or for weights. All processes must call this."""
         if self.steps is not None:

@@ -423,3 +423,22 @@ def test_what_waits_in_host_memory_is_on_the_card_while_it_is_used():
     assert (plain.waiting, "encoding" in plain.passing) == ({}, False)
     lines = [line for line in table(found) if "(in host memory)" in line]
     assert [line.split("(")[0].strip() for line in lines] == ["VAE", "text encoders", "rollout states"]
+
+
+def test_a_loss_that_differentiates_rewards_keeps_the_graph_of_the_decoder() -> None:
+    def found(*words: str) -> Estimate:
+        return estimate(
+            load_image_recipe("draft", ["rollout={prompts: 6, group: 2, batch: 4, decode_batch: 3}", *words])
+        )
+
+    model = model_of(load_image_recipe("draft").model, differentiates=True)
+    image, prediction = found(), found("objective.at=prediction", "sampler.plan.window.size=2")
+    graph = 3 * (model.decode_graph + model.decode_bytes)
+    assert image.passing["decoding with gradients"] == graph
+    # At a prediction, the graph of the denoiser waits for the gradient of the reward.
+    assert prediction.passing["decoding with gradients"] == graph + image.passing["training"]
+    # The weights of the decoder have no gradient, so its backward pass costs as much as its forward pass.
+    assert model.decode_graph_flops == pytest.approx(2 * model.decode_flops, rel=0.01)
+    images = image.flops["training"] - 12 * model.decode_graph_flops
+    predictions = prediction.flops["training"] - 24 * model.decode_graph_flops
+    assert images / 3 == pytest.approx(predictions / 2)

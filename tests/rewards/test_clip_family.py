@@ -10,10 +10,13 @@ from torch import Tensor, nn
 
 from flowgrpo.rewards import RewardSet, RewardSpec, Scores
 from flowgrpo.rewards.backbones import sharing
+from flowgrpo.rewards.backbones.towers import _resampling, process_images
+from flowgrpo.rewards.base import Reward
 from flowgrpo.rewards.models.aesthetic import Aesthetic
 from flowgrpo.rewards.models.clip_score import ClipScore
 from flowgrpo.rewards.models.pickscore import PickScore
 from flowgrpo.rewards.models.siglip import Siglip
+from flowgrpo.rewards.pixels import preprocess_images
 from tests.tiny_rewards import WORDS, as_pil, pictures, save_clip, save_siglip
 
 
@@ -293,3 +296,32 @@ def test_a_reward_alone_keeps_no_embeddings(clip: str, monkeypatch: pytest.Monke
     assert seen == [2, 2]
     assert not reward.lease.value._known
     reward.close()
+
+
+@pytest.mark.parametrize("size", [(32, 32), (48, 80), (90, 40), (20, 17)])
+def test_the_gradient_goes_through_the_resampling_of_the_processor(
+    clip: str, siglip: str, size: tuple[int, int]
+) -> None:
+    from transformers import AutoProcessor
+
+    for folder in (clip, siglip):
+        processor = AutoProcessor.from_pretrained(folder).image_processor
+        images = pictures(2, 3, *size).requires_grad_()
+        values, smooth = process_images(processor, images), preprocess_images(images, _resampling(processor))
+        assert values.requires_grad
+        assert torch.equal(values.detach(), process_images(processor, images.detach()))
+        # The picture is rounded to 8 bits before and after the resampling.
+        levels = (values - smooth).detach().abs().max() * 255 * min(processor.image_std)
+        assert levels < 1.5
+
+
+def test_scores_of_transformers_towers_have_a_gradient_and_are_not_remembered(clip: str, siglip: str) -> None:
+    images = pictures(3, 3, 40, 40)
+    for reward in (PickScore(clip), PickScore(clip), Siglip(siglip)):
+        rewards = RewardSet([Reward(reward, "one")])
+        plain = rewards.score(images, WORDS).values[:, 0]
+        values, slopes = rewards.gradients(images, WORDS)
+        torch.testing.assert_close(values, plain, atol=1e-5, rtol=1e-4)
+        assert bool((slopes.flatten(1).abs().sum(1) > 0).all())
+        assert not any(kept.requires_grad for kept in reward.lease.value._known.values())
+        reward.close()

@@ -10,6 +10,7 @@ from open_clip.transform import PreprocessCfg, image_transform_v2
 from flowgrpo.rewards import RewardSet, RewardSpec
 from flowgrpo.rewards.models.clip_score import ClipScore
 from flowgrpo.rewards.models.hpsv2 import HpsV2
+from tests.rewards.slopes import slope_ratio
 from tests.tiny_rewards import WORDS, as_pil, pictures, save_open_clip
 
 
@@ -81,3 +82,9 @@ def test_files_that_cannot_be_used(files: dict[str, str], tmp_path: Path, monkey
     reward.close()
     with pytest.raises(ValueError, match=r"cannot be downloaded .*no route.*set checkpoint to the path of a copy"):
         HpsV2(model=files["model"])
+
+
+def test_the_gradient_is_the_slope_of_the_scores(files: dict[str, str]) -> None:
+    for reward in (HpsV2(**files), ClipScore(files["model"], files["checkpoint"])):
+        assert slope_ratio(reward, 0.25 + 0.5 * pictures(3, 3, 40, 36), WORDS, 1e-3) == pytest.approx(1.0, abs=0.02)
+        reward.close()

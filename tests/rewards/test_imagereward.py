@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from flowgrpo.rewards import RewardSet, RewardSpec
 from flowgrpo.rewards.models.imagereward import DEVIATION, MEAN, TOKENS, ImageReward, vision_weights
+from tests.rewards.slopes import slope_ratio
 from tests.tiny_rewards import WORDS, as_pil, pictures, random_weights
 
 WIDTH, VOCABULARY, SIZE = 128, 40, 32
@@ -174,3 +175,8 @@ def test_in_a_set(files: dict[str, str], reward: ImageReward) -> None:
     rewards = RewardSet([RewardSpec("imagereward", options=files)])
     torch.testing.assert_close(rewards.score(images, WORDS).values[:, 0], reward(images=images, prompts=WORDS))
     rewards.close()
+
+
+def test_the_gradient_is_the_slope_of_the_scores(reward: ImageReward) -> None:
+    images = 0.25 + 0.5 * pictures(3, 3, 40, 36)
+    assert slope_ratio(reward, images, WORDS, 1e-3) == pytest.approx(1.0, abs=0.02)

@@ -29,6 +29,8 @@ def windows(draw: Any, names: Sequence[str] = tuple(WINDOWS)) -> Chosen:
     stop = draw(st.one_of(st.none(), st.integers(1, num_steps - 1))) if name != "frozen" else None
     end = num_steps - 1 if stop is None else stop
     size = draw(st.integers(1, end))
+    if name == "last":
+        return name, num_steps, {"size": draw(st.integers(1, num_steps - 1))}
     options: dict[str, Any] = {"size": size, "start": draw(st.integers(0, end - size))}
     if name != "frozen":
         options |= {"stop": stop, "interval": draw(st.integers(1, 30))}
@@ -50,6 +52,7 @@ def test_windows_are_full_and_never_hold_the_last_step(chosen: Chosen, iteration
     assert window[-1] <= num_steps - 2
     if options.get("stop") is not None:
         assert window[-1] < options["stop"]
+    assert name != "last" or window[-1] == num_steps - 2
     assert WINDOWS[name](iteration, num_steps, seed, **options) == window
 
 

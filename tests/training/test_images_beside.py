@@ -297,6 +297,20 @@ def test_images_may_be_learned_beside_a_pull_along_differences(random_pipeline, 
     assert record["data"] > 0
 
 
+@pytest.mark.parametrize("name", ["draft", "refl"])
+def test_images_may_be_learned_beside_the_gradient_of_a_reward(name, random_pipeline, source, tmp_path) -> None:
+    """ReFL trains on given images beside the reward."""
+    own = [word for word in words_of(random_pipeline, source) if not word.startswith(("rewards", "sampler.plan"))]
+    window = f"sampler.plan.window={{name: {'last' if name == 'draft' else 'random'}, size: 2}}"
+    trainer = trainer_of(tmp_path / "run", [*own, window, "rewards=[{name: proxy}]"], name)
+    record = trainer.iterate(0)
+    assert record["loss"] == pytest.approx(0.5 * record["data"] - record["reward/proxy"], rel=0.2)
+    assert record["data"] > 0
+    alone = trainer_of(tmp_path / "alone", [*own, window, "rewards=[{name: proxy}]", "penalties=[]"], name).iterate(0)
+    assert record["loss"] == pytest.approx(0.5 * record["data"] + alone["loss"], rel=1e-4)
+    assert record["grad_norm"] != pytest.approx(alone["grad_norm"], rel=1e-3)
+
+
 # -- what is refused -----------------------------------------------------------------------------------------------
 
 

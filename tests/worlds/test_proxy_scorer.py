@@ -20,6 +20,8 @@ from flowgrpo.worlds.scenes.gold import Found, verify
 from flowgrpo.worlds.scenes.proxy_scorer import CONFIG, TOKENS, VOCABULARY, WEIGHTS, Proxy, WordTokenizer
 from flowgrpo.worlds.scenes.proxy_training import contrastive_loss, draw_scenes, shown, train_proxy
 from flowgrpo.worlds.scenes.scene_prompts import SKILLS, Item, all_prompts, compose, disturb, ground_colour, meaning
+from tests.rewards.slopes import slope_ratio
+from tests.tiny_rewards import pictures
 
 PROMPTS = ["a red circle", "two blue squares", "a star above a cross"]
 
@@ -272,3 +274,10 @@ def test_the_packaged_scorer_tells_satisfied_from_disturbed_scenes() -> None:
     right = scorer(images=pictures([p.items for p in chosen]), prompts=texts)
     wrong = scorer(images=pictures([disturb(p.items, rng) for p in chosen]), prompts=texts)
     assert (right[:, None] > wrong).float().mean() > 0.8
+
+
+def test_the_gradient_is_the_slope_of_the_scores() -> None:
+    images = 0.25 + 0.5 * pictures(3, 3, 64, 64)
+    assert slope_ratio(Proxy(), images, ["a red circle", "a blue square", "a star"], 1e-3) == pytest.approx(
+        1.0, abs=0.02
+    )

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ...configs.load import load_image_recipe, recipe_names
-from ...parts.traits import rewarded
+from ...parts.traits import trained
 from .evidence import SCORE, Evidence
 from .intervals import Interval
 from .results import Result
@@ -47,6 +47,13 @@ def runs_table(rows: Mapping[str, Mapping[str, Any]]) -> str:
     return f"{said}\n\n{grid(head, cells)}"
 
 
+NO_RISE = {
+    "states": "no reward enters their loss",
+    "gradients": "the size of a JPEG file has no gradient",
+}
+"""What a recipe trains that has no short run with small JPEG files as its reward, and why."""
+
+
 def rises_table(rises: Mapping[str, Result]) -> list[str]:
     """A paragraph on the short runs, and the kilobytes of each recipe before and after."""
     head = ["method", "iterations", "before", "after", "change", "standard errors"]
@@ -60,19 +67,16 @@ def rises_table(rises: Mapping[str, Result]) -> list[str]:
         cells = [name, str(run["iterations"]), *shown, f"{-change / run['error']:.1f}" if run["error"] else "–"]
         rows.append([cell.replace("-", "−") if k else cell for k, cell in enumerate(cells)])
     images = next((run["images"] for run in rises.values() if "images" in run), 0)
-    apart = [name for name in recipe_names("images") if not rewarded(load_image_recipe(name))]
-    missing = ", ".join(sorted(set(recipe_names("images")) - set(rises) - set(apart)))
+    kinds = {name: trained(load_image_recipe(name)) for name in recipe_names("images")}
+    apart = {why: [name for name, kind in kinds.items() if kind == which] for which, why in NO_RISE.items()}
+    missing = ", ".join(sorted(set(kinds) - set(rises) - {name for names in apart.values() for name in names}))
     return [
         "Each recipe is run for a few iterations on seed 0, with small JPEG files as its reward (Pref-GRPO: as the "
         f"judge of its win rates). The table has the kilobytes of {images} held-out images, one for each prompt, "
         "before and after. The standard error is the error of the mean difference of pairs with the same prompt and "
         "noise.",
         *([f"Not measured with their present settings: {missing}."] if missing else []),
-        *(
-            [f"These recipes have no such run, because no reward enters their loss: {', '.join(apart)}."]
-            if apart
-            else []
-        ),
+        *(f"No such run, because {why}: {', '.join(names)}." for why, names in apart.items() if names),
         grid(head, rows),
     ]
 

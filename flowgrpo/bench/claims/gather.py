@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...configs.load import RecipeError, recipe_names
-from ...parts.traits import rewarded
+from ...parts.traits import trained
+from .claim_tables import NO_RISE
 from .evidence import Claim, Evidence
 from .forms import FORMS
 from .order import order
@@ -172,7 +173,7 @@ def _seeds(settings: Settings, label: str) -> list[int]:
 def _rises(settings: Settings, method: str) -> bool:
     """Whether a recipe has a short run, and the overrides make sense for it."""
     try:
-        return rewarded(rise_recipe(settings, method))
+        return trained(rise_recipe(settings, method)) not in NO_RISE
     except RecipeError:
         return False
 

@@ -16,11 +16,13 @@ import torch
 from torch import Tensor
 
 from ..options import check_count
-from ..pixels import as_frames, to_bytes
+from ..pixels import as_frames, preprocess_images, to_bytes
 from .model_loading import check_dtype, load_processor, load_transformers, source_name
 from .sharing import Lease, borrow
 
 REMEMBERED = 4096
+BILINEAR = 2
+"""The number by which PIL names the filter."""
 
 
 class Towers:
@@ -85,7 +87,7 @@ class Towers:
     def embed_pixels(self, pixels: Tensor, *, remember: bool = False) -> Tensor:
         """Return the embeddings of the result of `prepare`, float32 [N, D], each of length 1."""
         with self._exact():
-            if not remember:
+            if not remember or pixels.requires_grad:
                 return _unit(self._encode_image(pixels))
             # The keys are hashes of the content, because every reward gets its own copy of the images.
             pictures = pixels.contiguous().view(torch.uint8).cpu().numpy()
@@ -215,8 +217,32 @@ def _load(reward: str, source: str, tools: str, device: str, dtype: torch.dtype,
 def process_images(processor: Any, images: Tensor) -> Tensor:
     """Return the input that a transformers image processor makes from images [N, 3, H, W] in [0, 1]: [N, 3, h, w].
 
-    The processor gets 8-bit pictures, because it would divide floats by 255 again.
+    The processor gets 8-bit pictures, because it would divide floats by 255 again. If the images have a graph, the
+    result has the gradient of the same resampling without rounding.
     """
+    values = _processed(processor, images.detach())
+    if not images.requires_grad:
+        return values
+    smooth = preprocess_images(images, _resampling(processor)).to(values)
+    return values + (smooth - smooth.detach())
+
+
+def _resampling(processor: Any) -> dict[str, Any]:
+    """What a transformers image processor does, as `preprocess_images` takes it."""
+    size = dict(processor.size)
+    shortest, cropped = size.get("shortest_edge"), bool(getattr(processor, "do_center_crop", False))
+    target = dict(processor.crop_size) if cropped else size
+    plain = not processor.do_normalize
+    return {
+        "size": (target.get("height", shortest), target.get("width", shortest)),
+        "resize_mode": "squash" if shortest is None else "shortest",
+        "interpolation": "bilinear" if int(processor.resample) == BILINEAR else "bicubic",
+        "mean": [0.0] * 3 if plain else list(processor.image_mean),
+        "std": [1.0] * 3 if plain else list(processor.image_std),
+    }
+
+
+def _processed(processor: Any, images: Tensor) -> Tensor:
     levels = to_bytes(images)
     # Processors that work on tensors work on the tensors' device. Other processors need the tensors in main memory.
     on_device = getattr(processor, "backend", None) == "torchvision" or getattr(processor, "is_fast", False)

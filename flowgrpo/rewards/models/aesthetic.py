@@ -64,7 +64,6 @@ class Aesthetic(TowerReward):
         super().__init__(lease, batch_size=batch_size, frames=frames)
         self.head = layers.to(device)
 
-    @torch.no_grad()
     def __call__(self, images: Tensor, prompts: Sequence[str], **columns: Any) -> Tensor:
         """Rating of each image.
 

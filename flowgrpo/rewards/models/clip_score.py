@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..backbones.open_clip_model import open_clip_towers
@@ -84,7 +83,6 @@ class ClipScore(TowerReward):
         super().__init__(lease, batch_size=batch_size, frames=frames)
         self.logit_scaled = logit_scaled
 
-    @torch.no_grad()
     def __call__(self, images: Tensor, prompts: Sequence[str], **columns: Any) -> Tensor:
         """Cosine (or logit) of each image with its prompt.
 

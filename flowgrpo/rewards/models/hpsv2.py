@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..backbones.model_loading import find_file
@@ -56,7 +55,6 @@ class HpsV2(TowerReward):
         )
         super().__init__(lease, batch_size=batch_size, frames=frames)
 
-    @torch.no_grad()
     def __call__(self, images: Tensor, prompts: Sequence[str], **columns: Any) -> Tensor:
         """Preference for each image, given its prompt.
 

@@ -95,7 +95,6 @@ class ImageReward:
             )
         self.device, self.batch_size, self.frames = device, batch_size, frames
 
-    @torch.no_grad()
     def __call__(self, images: Tensor, prompts: Sequence[str], **columns: Any) -> Tensor:
         """Preference for each image, given its prompt.
 

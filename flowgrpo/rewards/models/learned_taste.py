@@ -73,7 +73,6 @@ class LearnedTaste(TowerReward):
             self.close()
             raise
 
-    @torch.no_grad()
     def __call__(self, images: Tensor, prompts: Sequence[str], **columns: Any) -> Scores:
         """Score of each picture.
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..backbones.towers import TowerReward, transformers_towers
@@ -57,7 +56,6 @@ class PickScore(TowerReward):
         super().__init__(lease, batch_size=batch_size, frames=frames)
         self.divisor = divisor
 
-    @torch.no_grad()
     def __call__(self, images: Tensor, prompts: Sequence[str], **columns: Any) -> Scores:
         """Preference for each image, given its prompt.
 

@@ -50,7 +50,6 @@ class Siglip(TowerReward):
         super().__init__(lease, batch_size=batch_size, frames=frames)
         self.probability = probability
 
-    @torch.no_grad()
     def __call__(self, images: Tensor, prompts: Sequence[str], **columns: Any) -> Scores:
         """Return how well each image matches its prompt.
 

@@ -51,6 +51,8 @@ class Curriculum(Extension):
         diversity: What the variety of answers adds; the variance of rewards alone counts if left out.
     """
 
+    keeps_scores = True
+
     def __init__(
         self,
         *,

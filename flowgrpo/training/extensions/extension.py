@@ -92,12 +92,16 @@ class Extension:
     Attributes that are named in `remembers` are in the checkpoints: numbers, text, tensors, and lists and mappings of
     them.
 
+    An extension that only reads in `samples_scored` says so by `keeps_scores`, so that recipes can have it whose loss
+    does not come from advantages.
+
     Each process has its own instance. A checkpoint holds the state of the main process. So remember only what follows
     from the samples of all processes. Each hook says whose samples it sees.
     """
 
     needs: tuple[Need | Rule, ...] = (_bends_samples,)
     remembers: tuple[str, ...] = ()
+    keeps_scores = False
     iteration = 0
 
     def begin(self, task: Task, processes: Processes, clock: Clock) -> None:

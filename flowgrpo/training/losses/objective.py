@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     # These import the libraries of models, and a recipe is read without them.
     from ...configs.schema import Recipe
     from ...pipelines.policy import FlowPolicy
+    from ...rewards.runner import RewardSet
     from ..controls import Controls
 
 
@@ -68,6 +69,7 @@ class ObjectiveSetting:
         controls: coefficients that move.
         old: a context in which the policy is the one with which the loss compares: the sampling policy, unless the
             objective names another. None if that policy does not lag behind.
+        rewards: of the run, for objectives that differentiate them.
     """
 
     recipe: Recipe
@@ -75,6 +77,7 @@ class ObjectiveSetting:
     elements: int
     controls: Controls
     old: Callable[[], AbstractContextManager[None]] | None = None
+    rewards: RewardSet | None = None
 
 
 class Unmeasured:

@@ -8,6 +8,7 @@ from .directed import DirectedObjective
 from .forward import ForwardObjective
 from .neighbour import NeighbourObjective
 from .objective import Objective
+from .reward_gradient import RewardGradientObjective
 from .transition import TransitionObjective
 from .visited import VisitedObjective
 
@@ -17,5 +18,6 @@ OBJECTIVES: dict[str, Callable[..., Objective]] = {
     "forward": ForwardObjective,
     "visited": VisitedObjective,
     "directed": DirectedObjective,
+    "reward_gradient": RewardGradientObjective,
 }
 """`objective(setting, *, ...)`: a class with the methods of `objective.Objective`."""

@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from ...configs.schema import AnyRecipe
-from ...parts.traits import rewarded
+from ...parts.traits import compares_rewards
 
 NEGLIGIBLE = 1e-6
 """A smaller largest advantage means that nothing is compared; rounding leaves advantages below this bound."""
@@ -247,7 +247,7 @@ def symptoms_of(recipe: AnyRecipe, names: Sequence[str], prompts: int) -> Sympto
         prompts: held-out prompts of an evaluation.
     """
     weights = {name: one.weight if one.at_least is None else 1.0 for one, name in zip(recipe.rewards, names)}
-    return Symptoms(weights, prompts, rewarded(recipe))
+    return Symptoms(weights, prompts, compares_rewards(recipe))
 
 
 def _no_score(names: Iterable[str]) -> str:

@@ -105,7 +105,6 @@ class Proxy:
         self.model.to(device).eval().requires_grad_(False)
         self.device, self.batch_size = device, batch_size
 
-    @torch.no_grad()
     def __call__(self, images: Tensor, prompts: Sequence[str], **columns: Any) -> Tensor:
         """Cosine similarity of each image and its prompt.
 

@@ -1,0 +1,282 @@
+"""The objective that follows the gradients of the rewards, through the pipeline's decoder and its last steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from ...parts.choice import Choice
+from ...parts.needs import Need, idle, needs, one_round
+from ...parts.traits import offering
+from ...pipelines.placement import offload_of
+from ..data import columns_of
+from ..extensions.extension import has_hook
+from .edges import EdgeObjective, steps_to_score
+from .objective import ObjectiveSetting, Outcome, pair
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ...pipelines.experience import Experience
+    from ...pipelines.policy import FlowPolicy
+    from ...pipelines.scored_edges import ScoredEdges
+    from ...rewards.runner import RewardSet
+    from ...samplers.transitions import Transitions
+    from ..prompts.prompt_rows import PromptRow
+    from .edges import Batch
+
+
+CHANGING = ("samples_scored", "samples_compared", "advantages_made")
+"""The hooks by which an extension may change scores and advantages."""
+
+
+NOT_DIFFERENTIABLE = "requires grad", "does not require grad", "modified by an inplace operation"
+"""What torch says if a computation has no gradient: it leaves torch, has no graph, or writes into its own inputs."""
+
+
+def _chains_without_noise(recipe: Any, choice: Choice) -> list[str]:
+    plan = recipe.sampler.plan
+    if offering(plan, "noiseless") or offering(plan, "given"):
+        return []
+    return [
+        f"objective {choice.short} differentiates steps without noise, and sampler.plan {plan.short} has steps with "
+        "noise; use plan ode with a window, such as {name: ode, window: last}"
+    ]
+
+
+def _steps_of_euler(recipe: Any, choice: Choice) -> list[str]:
+    if recipe.sampler.solver.name == "euler":
+        return []
+    return [
+        f"objective {choice.short} differentiates steps of Euler, and sampler.solver is {recipe.sampler.solver.short}; "
+        "use solver euler"
+    ]
+
+
+def _weighted_sum(recipe: Any, choice: Choice) -> list[str]:
+    """What changes scores after they were given has no gradient, so it must not be there."""
+    why = f"objective {choice.short} takes the gradient of the weighted sum of the rewards as they are given"
+    faults = []
+    if recipe.combine.name != "sum":
+        faults.append(f"{why}, and combine is {recipe.combine.short}; use combine sum")
+    faults += [
+        f"{why}, and reward {one.known_as} has {key}, which changes its scores; leave {key} out"
+        for one in recipe.rewards
+        for key in one.bent
+    ]
+    faults += [
+        f"{why}, and extension {one.short} changes scores or advantages; leave the extension out"
+        for one in recipe.extensions
+        if any(has_hook(one, hook) for hook in CHANGING) and not getattr(one.target, "keeps_scores", False)
+    ]
+    return faults
+
+
+def _one_pass(recipe: Any, choice: Choice) -> list[str]:
+    faults = []
+    if recipe.optimizer.epochs > 1:
+        faults.append(
+            f"objective {choice.short} differentiates the policy at its own samples, and optimizer.epochs "
+            f"{recipe.optimizer.epochs} comes back to them when the policy has moved; use optimizer.epochs 1"
+        )
+    if recipe.optimizer.cut == "edges":
+        faults.append(
+            f"objective {choice.short} goes through the steps of an image in order, and optimizer.cut edges deals them "
+            "out; use optimizer.cut prompts"
+        )
+    return faults
+
+
+@needs(
+    steps_to_score,
+    _chains_without_noise,
+    _steps_of_euler,
+    _weighted_sum,
+    _one_pass,
+    one_round("takes the gradients of one rollout"),
+    Need("select", ([],), "has a gradient for every image", mend="leave select out"),
+    idle(
+        "through", where=lambda choice: choice["at"] == "prediction",
+        why="with at prediction, the gradient of a state goes through its own prediction alone",
+    ),
+)  # fmt: skip
+class RewardGradientObjective(EdgeObjective):
+    """The gradients of the rewards themselves, in the place of advantages; the rewards must be differentiable.
+
+    The rewards are differentiated with respect to the images, and the gradients go back through the pipeline's own
+    decoder into the trained steps of a rollout without noise. With `at: image`, they are the gradients of the finished
+    images: DRaFT-K (2309.17400, Sec. 3), if the window is the last K steps. They go through the steps one after the
+    other, from the last to the first, and each step is evaluated again. So K steps need the memory of one. Without
+    `through`, they skip the steps that follow, so a window may lie anywhere: DRTune (2405.00760, Sec. 3.2). With
+    `at: prediction`, a state is led at once to the clean image that its velocity predicts: ReFL (2304.05977,
+    Algorithm 1).
+
+    Args:
+        setting: of the run.
+        at: Where the rewards are differentiated: `image`, at the finished images, or `prediction`, at the clean image
+            that each trained state predicts.
+        through: Whether the gradient of a finished image goes through the predictions at the states after a step. If
+            so, the window must end with the last step. If not, only the direct effect of each step is differentiated.
+    """
+
+    trains = "gradients"
+
+    def __init__(
+        self, setting: ObjectiveSetting, *, at: Literal["image", "prediction"] = "image", through: bool = True
+    ) -> None:
+        super().__init__(setting)
+        self.at, self.through = at, through and at == "image"
+        assert setting.rewards is not None
+        self.rewards = setting.rewards
+        self._image = self._chosen = torch.empty(0, dtype=torch.long)
+        self._value, self._slope, self._uses = torch.empty(0), torch.empty(0), 1.0
+        self._states: Tensor | None = None
+
+    def prepare(self, experience: Experience) -> None:
+        """Find the image to which each state leads.
+
+        Raises:
+            ValueError: the gradient cannot go through the steps that follow the window.
+        """
+        steps, count = experience.plan.trained_steps, experience.plan.num_steps
+        if self.through and list(steps) != list(range(count - len(steps), count)):
+            raise ValueError(
+                f"objective reward_gradient goes through the steps that follow, and the window {list(steps)} does not "
+                f"end with the last of {count} steps; use window: {{name: last, size: {len(steps)}}}, or "
+                "objective.through false"
+            )
+        self._image = experience.image_of_node()
+
+    def measure(self, experience: Experience, part: int, advantages: Tensor, keep: Tensor | None) -> None:
+        """Differentiate the rewards at the images of a part."""
+        if self.at != "image":
+            return
+        low, high = experience.part(part)
+        owner, x = experience.rollout.leaf_prompt, experience.rollout.x
+        chosen = ((owner >= low) & (owner < high)).nonzero().flatten()
+        self._value = torch.zeros(len(owner), device=self.policy.device)
+        self._slope = torch.zeros(len(owner), *x.shape[1:], device=self.policy.device)
+        if len(chosen):
+            states, owners = self.policy.brought(x[chosen.to(x.device)]), owner[chosen].tolist()
+            self._value[chosen], self._slope[chosen] = self._of_images(experience, states, owners)
+
+    def _of_images(self, experience: Experience, x: Tensor, owners: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """[N] weighted sums of the rewards of decoded states [N, ...], and their gradients, [N, ...]."""
+        found, size = [], self.policy.decode_batch
+        for k in range(0, len(x), size):
+            rows = [experience.rows[p] for p in owners[k : k + size]]
+            found.append(differentiated(self.policy, self.rewards, x[k : k + size], rows, experience.rows))
+        return torch.cat([values for values, _ in found]), torch.cat([slopes for _, slopes in found])
+
+    def batches(self, experience: Experience, part: int, keep: Tensor | None) -> Iterator[Batch]:
+        """Recorded batches of states, the last step first."""
+        return reversed(list(experience.batches(part, keep)))
+
+    def score(self, experience: Experience, batch: Batch) -> ScoredEdges:
+        """Recorded edges under the present policy, whose states have a gradient if a step before them is trained."""
+        transitions, rows = batch
+        x = self.policy.brought(transitions.x[rows]).float()
+        self._states = None
+        if self.through and transitions.step > experience.plan.trained_steps[0]:
+            weights = self.policy.weights
+            self._states = x.detach().requires_grad_()
+            # A loss in float16 is scaled, and the gradients of weights are scaled back where they arrive.
+            self._states.register_hook(lambda gradient: gradient / weights.loss_factor)
+            scored = super().score(experience, (_alone(transitions, rows, self._states), slice(0, len(x))))
+        else:
+            scored = super().score(experience, batch)
+        images = self._image[scored.node]
+        if self.at == "image":
+            self._chosen = images.to(self._value.device)
+            return scored
+        sigma, moved = transitions.coefficients.sigma, scored.shift.detach().float() / scored.scale
+        clean = x - sigma * (self.policy.brought(transitions.velocity[rows]).float() + moved)
+        owners = experience.rollout.leaf_prompt[images].tolist()
+        self._value, slope = self._of_images(experience, clean, owners)
+        # A velocity moves the clean image by the whole noise level, and its step by the length of the step.
+        self._slope = -sigma / scored.scale * slope
+        self._chosen = torch.arange(len(images), device=slope.device)
+        return scored
+
+    def backward(
+        self, experience: Experience, batch: Batch, advantages: Tensor, keep: Tensor | None, rows: Tensor
+    ) -> Outcome:
+        """Add the gradient of one recorded batch, and hand it on to the steps before."""
+        self._uses = float(len(experience.plan.trained_steps)) if self.at == "image" else 1.0
+        outcome = super().backward(experience, batch, advantages, keep, rows)
+        if self._states is not None:
+            assert self._states.grad is not None
+            self._slope[self._chosen] -= self._states.grad * (rows / self._uses)
+            self._states = None
+        return outcome
+
+    def loss(
+        self, scored: ScoredEdges, advantage: Tensor, mask: Tensor | None, penalty: Tensor | None, rows: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The rewards with the opposite sign, and the penalties; its gradient is exact, and its value is reported."""
+        slope, value = self._slope[self._chosen], self._value[self._chosen]
+        # All trained steps of an image add to one image, and the penalties are means over steps.
+        along = -self._uses * (slope * scored.shift.float()).flatten(1).sum(1, keepdim=True)
+        loss = along if penalty is None else along + penalty
+        shown = -value[:, None] if penalty is None else -value[:, None] + penalty.detach()
+        metrics = {"loss": pair(shown)}
+        if penalty is not None:
+            metrics["penalty"] = pair(penalty.detach())
+        trained = loss if mask is None else loss * mask
+        return trained.sum() / rows, metrics
+
+
+def differentiated(
+    policy: FlowPolicy, rewards: RewardSet, x: Tensor, rows: Sequence[PromptRow], among: Sequence[PromptRow]
+) -> tuple[Tensor, Tensor]:
+    """The weighted sums of the rewards of decoded states, and their gradients with respect to the states.
+
+    Args:
+        policy: decodes.
+        rewards: of the run.
+        x: [N, ...] final states.
+        rows: N prompts.
+        among: all prompts of the iteration, whose columns the rewards get.
+
+    Returns:
+        [N] and [N, ...], float32.
+
+    Raises:
+        ValueError: the pipeline decodes, or a reward scores, in a way that has no gradient.
+    """
+    kind, leaf = type(policy.denoiser.pipe).__name__, x.detach().float().requires_grad_()
+    with offload_of(policy.denoiser.pipe).needed("vae", when_called=True):
+        try:
+            with torch.enable_grad():
+                images = policy.denoiser.decode_with_graph(leaf, [row.prompt for row in rows])
+            values, slopes = rewards.gradients(
+                images.detach(), [row.text for row in rows], columns_of(rows, None, among)
+            )
+            (slope,) = torch.autograd.grad(images, leaf, slopes.to(images))
+        except RuntimeError as error:
+            if not any(sign in str(error) for sign in NOT_DIFFERENTIABLE):
+                raise
+            raise ValueError(
+                f"{kind} decodes images in a way that has no gradient ({str(error).splitlines()[0]}), and objective "
+                "reward_gradient needs one; use an objective that compares rewards, such as transition or forward"
+            ) from error
+    return values.to(slope.device), slope
+
+
+def _alone(transitions: Transitions, batch: slice, states: Tensor) -> Transitions:
+    """The transitions of one batch, from these states."""
+    edges = transitions.edges_of(batch)
+    return replace(
+        transitions,
+        x=states,
+        velocity=transitions.velocity[batch],
+        prompt=transitions.prompt[batch],
+        state=transitions.state[edges] - batch.start,
+        x_next=transitions.x_next[edges],
+        node=transitions.node[edges],
+        log_prob=transitions.log_prob[edges],
+        batches=(slice(0, len(states)),),
+    )

@@ -1,0 +1,251 @@
+"""Objective `reward_gradient`: the gradients of rewards go through the decoder and the last steps (DRaFT, ReFL)."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from flowgrpo.bench.measures import Silent
+from flowgrpo.configs.load import RecipeError, load_recipe
+from flowgrpo.training.folder.run_folder import RunFolder
+from flowgrpo.training.losses.reward_gradient import differentiated
+from flowgrpo.training.session import Session
+from flowgrpo.training.trainer import Trainer
+from tests.parts.own_parts import same_when_resumed
+
+SMALL = (
+    "rollout={prompts: 2, group: 2, batch: 3, decode_batch: 3}", "sampler.steps=4", "data.heldout=null",
+    "evaluate.rewards=null",
+)  # fmt: skip
+REWARD = """
+def curved(images, prompts, **columns):
+    weight = images.new_tensor([0.3, -1.0, 0.7]).view(3, 1, 1)
+    return (weight * (images - 0.2 * len(prompts[0]) / 50).square()).flatten(1).mean(1)
+
+
+def flat(images, prompts, **columns):
+    return images.flatten(1).mean(1)
+
+
+def listed(images, prompts, **columns):
+    return images.flatten(1).mean(1).tolist()
+
+
+def elsewhere(images, prompts, **columns):
+    return images.numpy().mean((1, 2, 3))
+
+
+def of_prompts(images, prompts, **columns):
+    return images.new_tensor([float(len(prompt)) for prompt in prompts]).requires_grad_()
+
+
+def sometimes(images, prompts, **columns):
+    values = images.flatten(1).mean(1)
+    return values.masked_fill(values > values.median(), float("nan"))
+"""
+
+
+def reward_of(folder: Path, name: str = "curved") -> str:
+    file = folder / "reward.py"
+    file.write_text(REWARD)
+    return f"{file}:{name}"
+
+
+def words_of(model: Path, folder: Path, *more: str, reward: str = "curved") -> list[str]:
+    rewards = (
+        f"rewards=[{{name: '{reward_of(folder, reward)}', weight: 2.0}}, {{name: jpeg_compressibility, weight: 0}}]"
+    )
+    return [f"model.path={model}", *SMALL, rewards, *more]
+
+
+def trainer_of(model: Path, folder: Path, *more: str, reward: str = "curved") -> Trainer:
+    words = words_of(model, folder, *more, reward=reward)
+    return Session(load_recipe("draft", words), RunFolder.create(folder / "run", "")).trainer(Silent())
+
+
+def values(images: Tensor, prompts: list[str]) -> Tensor:
+    weight = images.new_tensor([0.3, -1.0, 0.7]).view(3, 1, 1)
+    return (weight * (images - 0.2 * len(prompts[0]) / 50).square()).flatten(1).mean(1)
+
+
+def found_by(trainer: Trainer, e: object) -> list[Tensor]:
+    objective = trainer.objective
+    objective.prepare(e)
+    advantages = torch.zeros(len(e.rollout.parent))
+    rows = torch.tensor(float(objective.rows(e, 0, None)))
+    objective.measure(e, 0, advantages, None)
+    for batch in list(objective.batches(e, 0, None)):
+        outcome = objective.backward(e, batch, advantages, None, rows)
+        assert outcome.error == 0.0
+    return [parameter.grad for parameter in trainer.task.weights.parameters()]
+
+
+def relative_error(found: list[Tensor], wanted: tuple[Tensor, ...]) -> float:
+    whole = torch.cat([one.flatten() for one in wanted])
+    assert float(whole.norm()) > 1e-8
+    return float(torch.cat([(one - other).flatten() for one, other in zip(found, wanted)]).norm() / whole.norm())
+
+
+def moved(trainer: Trainer) -> None:
+    """Weights that have moved: at its start, half of a LoRA has no gradient."""
+    with torch.no_grad():
+        for parameter in trainer.task.weights.parameters():
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+        trainer.task.weights.write()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [1, 2, 4])
+def test_the_gradient_is_that_of_the_whole_chain_at_once(steps: int, random_pipeline, tmp_path) -> None:
+    """DRaFT-K, written out: the last K steps, the decoder and the reward in one graph."""
+    trainer = trainer_of(random_pipeline, tmp_path, f"sampler.plan.window={{name: last, size: {steps}}}")
+    moved(trainer)
+    rows, e = trainer.collect(0)
+    policy, owners = trainer.task.policy, e.rollout.leaf_prompt.tolist()
+    policy.bind(e.plan)
+    first = e.rollout.transitions[0]
+    assert first.step == 4 - steps
+    x = first.x
+    for step in range(first.step, 4):
+        v = policy.velocity_of(e.prompts)(x, step, first.prompt)
+        x = x + (e.plan.sigmas[step + 1] - e.plan.sigmas[step]) * v
+    assert torch.allclose(x, e.rollout.x, atol=1e-5)
+    images = policy.denoiser.decode_with_graph(x, [rows[p].prompt for p in owners])
+    # The rewards get the batches of the decoder, and this reward depends on the first prompt of its call.
+    reward = torch.cat([values(images[k], [rows[p].text for p in owners[k]]) for k in (slice(0, 3), slice(3, 4))])
+    wanted = torch.autograd.grad(-2.0 * reward.mean(), list(trainer.task.weights.parameters()))
+    assert relative_error(found_by(trainer, e), wanted) < 1e-3
+
+
+@pytest.mark.slow
+def test_without_through_each_step_has_its_direct_effect_alone(random_pipeline, tmp_path) -> None:
+    """DRTune: the states that enter the denoiser have no gradient, and the steps between are constant."""
+    window = "sampler.plan.window={name: subset, size: 2, interval: 1}"
+    trainer = trainer_of(random_pipeline, tmp_path, window, "objective.through=false", "rollout.decode_batch=4")
+    moved(trainer)
+    rows, e = trainer.collect(0)
+    policy, owners = trainer.task.policy, e.rollout.leaf_prompt.tolist()
+    policy.bind(e.plan)
+    x = e.rollout.x.clone()
+    for t in e.rollout.transitions:
+        v = policy.velocity_of(e.prompts)(t.x, t.step, t.prompt)
+        image = e.image_of_node()[t.node]
+        direct = (e.plan.sigmas[t.step + 1] - e.plan.sigmas[t.step]) * (v - v.detach())
+        x = x + direct[image.argsort()]
+    images = policy.denoiser.decode_with_graph(x, [rows[p].prompt for p in owners])
+    reward = values(images, [rows[p].text for p in owners])
+    wanted = torch.autograd.grad(-2.0 * reward.mean(), list(trainer.task.weights.parameters()))
+    assert relative_error(found_by(trainer, e), wanted) < 1e-3
+
+
+@pytest.mark.slow
+def test_at_a_prediction_the_clean_image_of_each_state_is_scored(random_pipeline, tmp_path) -> None:
+    """ReFL: x - σ v of a state is decoded and scored, and the gradient ends at the state."""
+    window = "sampler.plan.window={name: frozen, size: 2, start: 1}"
+    trainer = trainer_of(random_pipeline, tmp_path, window, "objective.at=prediction", reward="flat")
+    moved(trainer)
+    rows, e = trainer.collect(0)
+    policy, means = trainer.task.policy, []
+    policy.bind(e.plan)
+    for t in e.rollout.transitions:
+        clean = t.x - e.plan.sigmas[t.step] * policy.velocity_of(e.prompts)(t.x, t.step, t.prompt)
+        images = policy.denoiser.decode_with_graph(clean, [rows[p].prompt for p in t.prompt])
+        means.append(images.flatten(1).mean(1))
+    wanted = torch.autograd.grad(-2.0 * torch.cat(means).mean(), list(trainer.task.weights.parameters()))
+    assert relative_error(found_by(trainer, e), wanted) < 1e-3
+
+
+@pytest.mark.slow
+def test_a_run_resumes_to_the_bit(random_pipeline, tmp_path) -> None:
+    words = words_of(
+        random_pipeline, tmp_path, "run={iterations: 3, checkpoint_every: 1}", "optimizer.learning_rate=0.01",
+        "sampler.plan.window={name: last, size: 2}", reward="flat",
+    )  # fmt: skip
+    same_when_resumed("draft", words, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [(), ("objective.through=false",), ("objective.at=prediction",)])
+def test_the_reward_of_the_same_noises_rises(more: tuple[str, ...], random_pipeline, tmp_path) -> None:
+    window = "sampler.plan.window={name: last, size: 4}"
+    trainer = trainer_of(random_pipeline, tmp_path, window, "optimizer.learning_rate=0.01", *more, reward="flat")
+    shown = [trainer.iterate(0)["reward/flat"] for _ in range(6)]
+    assert shown[-1] > shown[0] + 5e-4
+    assert sorted(shown) == shown
+
+
+@pytest.mark.slow
+def test_a_reward_that_applies_to_some_images_moves_these_alone(random_pipeline, tmp_path) -> None:
+    trainer = trainer_of(random_pipeline, tmp_path, "rollout.decode_batch=4", reward="sometimes")
+    moved(trainer)
+    rows, e = trainer.collect(0)
+    x = e.rollout.x
+    values, slopes = differentiated(
+        trainer.task.policy, trainer.rewards, x, [rows[p] for p in e.rollout.leaf_prompt.tolist()], rows
+    )
+    moves = slopes.flatten(1).abs().sum(1) > 0
+    assert moves.sum() == 2
+    assert bool((values[~moves] == 0.0).all())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("reward", "said"),
+    [
+        ("listed", "reward 'listed' has no gradient with respect to the images: it returns a list. Compute it with"),
+        ("elsewhere", "reward 'elsewhere' has no gradient with respect to the images: it leaves torch"),
+        ("of_prompts", "reward 'of_prompts' has no gradient with respect to the images: its scores do not depend on"),
+    ],
+)
+def test_a_reward_without_a_gradient_is_refused_before_the_run(
+    reward: str, said: str, random_pipeline, tmp_path
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        trainer_of(random_pipeline, tmp_path, reward=reward)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["sampler.plan={name: ode}"], "objective reward_gradient trains steps, and sampler.plan ode trains none here"),
+        (["sampler.plan={name: window}"], "sampler.plan window has steps with noise; use plan ode with a window"),
+        (["sampler.solver=dpmpp_2m"], "steps of Euler, and sampler.solver is dpmpp_2m; use solver euler"),
+        (["optimizer.epochs=2"], "optimizer.epochs 2 comes back to them when the policy has moved; use optimizer.epo"),
+        (["optimizer={updates: 2, cut: edges}"], "through the steps of an image in order, and optimizer.cut edges"),
+        (["combine=worst"], "weighted sum of the rewards as they are given, and combine is worst; use combine sum"),
+        (["rewards=[{name: proxy, unlikely: 0.5}]"], "and reward proxy has unlikely, which changes its scores; leave"),
+        (["select=[{name: extremes, keep: 2}]", "rollout.group=4"], "has a gradient for every image, and select is"),
+        (
+            ["extensions=[{name: schedule, reward: proxy, start: 0, end: 1}]"],
+            "and extension schedule changes scores or advantages; leave the extension out",
+        ),
+        (["objective={name: reward_gradient, at: prediction, through: false}"], "through its own prediction alone"),
+        (["penalties=[{name: llds, weight: 0.1}]", "optimizer.updates=2"], "objective reward_gradient has no ratio of"),
+    ],
+)  # fmt: skip
+def test_a_recipe_that_does_not_fit_is_refused(words: list[str], said: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("draft", words)
+    assert said in str(caught.value)
+
+
+@pytest.mark.slow
+def test_a_window_that_ends_early_is_refused_if_the_gradient_goes_through_what_follows(
+    random_pipeline, tmp_path
+) -> None:
+    trainer = trainer_of(random_pipeline, tmp_path, "sampler.plan.window={name: frozen, size: 2, start: 1}")
+    _, e = trainer.collect(0)
+    with pytest.raises(
+        ValueError, match=re.escape("the window [1, 2] does not end with the last of 4 steps; use window")
+    ):
+        trainer.objective.prepare(e)
+
+
+@pytest.mark.slow
+def test_a_penalty_beside_the_reward_holds_the_model_near_the_reference(random_pipeline, tmp_path) -> None:
+    window = "sampler.plan.window={name: last, size: 2}"
+    trainer = trainer_of(random_pipeline, tmp_path, window, "penalties=[{name: kl, weight: 3.0}]", reward="flat")
+    assert trainer.iterate(0)["kl"] == 0.0
+    assert trainer.iterate(1)["kl"] > 0.0
