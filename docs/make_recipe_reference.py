@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from flowgrpo.configs.image_recipe import TeacherConfig
+from flowgrpo.configs.key_meanings import MASKED_NOTES, NOTES, TEXT_NOTES, meaning
 from flowgrpo.configs.reward_sections import RewardConfig
 from flowgrpo.configs.schema import MaskedRecipe, Recipe, TextRecipe
 from flowgrpo.configs.text_recipe import LanguageTeacherConfig
@@ -173,64 +174,12 @@ In a list of parts, `penalties.kl.weight=0.01` sets an option of the entry with 
 is added. `penalties.kl=null` removes the entry.
 """
 
-# The meaning of keys that the schema does not describe, or not well enough for a reader who does not see the code.
-NOTES = {
-    "task": "`text` for language models, see [runs of text](#runs-of-text).",
-    "name": "Name of the recipe; run folders are named after it.",
-    "paper": "The papers and equations that the recipe follows.",
-    "model.train": "A LoRA adapter on the denoiser, or all of the denoiser's weights.",
-    "model.lora.init": "`gaussian` draws A from N(0, 1/rank²), `default` is peft's. B starts at zero in both.",
-    "model.call": "Height, width, frames, guidance scale, negative prompt and so on; a picture is given by its path.",
-    "model.variant": "How single states are evaluated; `auto` takes the lightest way that replays the pipeline's own "
-    "loop exactly.",
-    "model.gradient_checkpointing": "Recompute activations in the backward pass: less memory, more time.",
-    "data.train": "Files end in .txt (a prompt a line), .jsonl, .json, .csv or .tsv (a `prompt` column; the others go "
-    "to the rewards). For a pipeline that takes a picture, a column `image` has its path, from the folder of the file.",
-    "data.heldout": "`null` switches evaluation off.",
-    "data.test": "Choose nothing by them.",
-    "sampler.steps": "Denoising steps.",
-    "sampler.sigmas": "The levels fall from at most 1 to exactly 0. They replace `sampler.steps`.",
-    "rollout.group": "With plan `spine`, the number of main lines per prompt; plan `branch` does not use it.",
-    "extensions": "See [extensions](extensions.md).",
-    "critic.learning_rate": "Learning rate of the critic's AdamW.",
-    "rollout.decode_batch": "Latents in one call of the decoder.",
-    "rewards": "See [rewards.md](rewards.md).",
-    "rewards[].name": "A name of `flowgrpo rewards`, `path/to/file.py:name`, or `package.module:name`.",
-    "rewards[].weight": "Factor in the combination. Below 0, less of the reward is better; 0 only records the reward.",
-    "rewards[].label": "Name of the reward in metrics; its own name if left out.",
-    "rewards[].options": "Arguments of a class's constructor, or parameters of a function.",
-    "evaluate.rewards": "An entry has the same keys as an entry of `rewards`.",
-    "optimizer.learning_rate": "Learning rate of AdamW.",
-    "optimizer.betas": "Decay of AdamW's averages.",
-    "optimizer.weight_decay": "Decoupled from the gradient.",
-    "optimizer.eps": "Added to the root of the second average.",
-    "optimizer.max_grad_norm": "Gradients are scaled down to this norm.",
-    "optimizer.ema": "`null` keeps no average: the weights themselves are evaluated and saved.",
-    "run.iterations": "Each is a rollout and its optimizer steps.",
-    "run.seed": "Seed of everything random in training: prompts, noise, random windows, adapter.",
-    "run.checkpoint_every": "Iterations between checkpoints; the last iteration always writes one.",
-    "run.checkpoint_minutes": "Less often if writing takes long; see [Checkpoints](scaling.md#checkpoints).",
-}
-
-
 MASKED = """\
 ## Runs of masked language models
 
 With `task: masked` a recipe trains a masked language model, whose completions are unmasked step by step; see
 [masked.md](masked.md). It has the sections above except those that are replaced below.
 """
-TEXT_NOTES = {
-    "model.dtype": "The optimizer moves trained weights in float32.",
-    "model.train": "A LoRA adapter on every linear layer but the last, or all weights.",
-    "model.gradient_checkpointing": "Recompute activations in the backward pass: less memory, more time; prompts are "
-    "then not shared.",
-    "evaluate.rewards": "An entry has the same keys as an entry of `rewards`.",
-}
-
-MASKED_NOTES = {
-    **TEXT_NOTES,
-    "model.gradient_checkpointing": "Recompute activations in the backward pass: less memory, more time.",
-}
 
 
 # A section that several keys hold is described only at this key.
@@ -353,18 +302,6 @@ def default(field: FieldInfo) -> str:
     if isinstance(value, str):
         return f"`{value}`" if value else '`""`'
     return f"`{json.dumps(value)}`"
-
-
-def meaning(key: str, field: FieldInfo, notes: Mapping[str, str]) -> str:
-    """The meaning of a key.
-
-    Raises:
-        ValueError: neither the schema nor the notes describe the key.
-    """
-    words = " ".join(filter(None, [field.description, notes.get(key)]))
-    if not words:
-        raise ValueError(f"the recipe key {key} has no meaning; give its field a description in flowgrpo/configs")
-    return words
 
 
 def table(prefix: str, model: type[BaseModel], notes: Mapping[str, str]) -> str:

@@ -27,9 +27,10 @@ from .output import console, is_first, output_folder, say, timed_report
 from .pairs import pairs
 from .parts import parts
 from .pipelines import pipelines_app
-from .plan import plan, recipes
+from .plan import plan
 from .push import push
 from .recipe_words import RecipeArgument, RecipeCommand, split
+from .recipes import recipes
 from .rewards import rewards_app
 from .sample import SampleCommand, evaluate, sample
 from .stop import stoppable
@@ -237,7 +238,7 @@ app.command(cls=RecipeCommand)(evaluate)
 app.command()(export)
 app.command()(push)
 app.command(cls=RecipeCommand)(bench)
-app.command()(recipes)
+app.command(cls=RecipeCommand)(recipes)
 
 
 @build_app.command("scenes")

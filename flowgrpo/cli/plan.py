@@ -1,4 +1,4 @@
-"""Commands that look at recipes without a model: `flowgrpo plan` and `flowgrpo recipes`."""
+"""`flowgrpo plan`: what a recipe will do and cost, without a model."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 MOST_SIZES = 12
 """Most sizes of prompts that `plan` lists."""
-TASKS = {"images": "images and videos", "text": "language models", "masked": "masked language models"}
-"""The tasks of recipes, and what is written above their list."""
 WINDOWS_SHOWN = 6
 """Windows of trained steps that `plan` lists if there are many; a random subset has a hundred or more."""
 
@@ -389,20 +387,3 @@ def _draw_tree(recipe: Recipe | MaskedRecipe, iteration: int, draw: bool, svg: P
         svg.parent.mkdir(parents=True, exist_ok=True)
         write_text(svg, draw_svg(tree, title, note))
         say(f"drawing: {svg}")
-
-
-def recipes() -> None:
-    """List the recipes that come with the package, and the parts that can be added to them."""
-    from ..configs.layers import KINDS, parts
-    from ..configs.load import recipe_names
-
-    for task, said in TASKS.items():
-        say(f"{said}:")
-        for name, line in recipe_names(task).items():
-            say(f"  {name:<21} {line}")
-        say("")
-    say("parts that can be added to a recipe, at most one of each kind, as in flow_grpo+sd35_medium+ocr+gpus8:")
-    for kind in KINDS:
-        for part in parts().values():
-            if part.kind == kind:
-                say(f"  {part.name:<21} {kind:<9} {part.line}")

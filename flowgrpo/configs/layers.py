@@ -113,6 +113,14 @@ def recipe_lines() -> dict[str, str]:
     return {name: _first_line(text) for name, text in _texts(folder)}
 
 
+def recipe_names(task: str | None = None) -> dict[str, str]:
+    """Recipes of the package, all or those of one task: name -> first comment line of the file."""
+    found = dict(recipe_lines())
+    if task is None:
+        return found
+    return {name: line for name, line in found.items() if layers(name)[1].get("task", "images") == task}
+
+
 @cache
 def parts() -> dict[str, Part]:
     """Parts that come with the package, by name, kind by kind."""
@@ -151,6 +159,32 @@ def own_files(source: str) -> list[dict[str, Any]]:
         found.append(data)
         place = _base(place, data["base"], ()) if data.get("base") is not None else ""
     return found
+
+
+def bases(source: str) -> list[str]:
+    """The recipes on which a source builds, the nearest first; for a method with parts, the method is the first.
+
+    Raises:
+        RecipeError: one of them cannot be read, or leads back to another.
+    """
+    place = _method(source)
+    found = [place] if parts_of(source) else []
+    while (base := _parse(*_read(place)).get("base")) is not None:
+        found.append(_base(place, base, tuple(found)))
+        place = _method(found[-1])
+    return found
+
+
+def has_published(source: str) -> bool:
+    """Whether a source is a recipe with a `published` section that the source does not name."""
+    return _method(source) == source and "published" in _parse(*_read(source))
+
+
+def _method(source: str) -> str:
+    """The recipe that a source names, without parts and `@published`."""
+    if "+" in source and not Path(source.partition("@")[0]).is_file():
+        source = source.partition("+")[0]
+    return source.removesuffix("@published")
 
 
 def parts_of(source: str | Path | None) -> list[Part]:
@@ -237,12 +271,7 @@ def _composed(source: str, derived: tuple[str, ...]) -> tuple[str, dict[str, Any
 
 def _lineage(place: str) -> set[str]:
     """A method and all recipes on which it builds."""
-    found: set[str] = set()
-    name: Any = place
-    while name not in found and (name in recipe_lines() or Path(str(name)).is_file()):
-        found.add(name)
-        name = _parse(*_read(name)).get("base")
-    return found
+    return {place, *bases(place)}
 
 
 def _base(name: str, base: Any, derived: Sequence[str]) -> str:

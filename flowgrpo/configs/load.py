@@ -14,7 +14,7 @@ from ..parts.choice import Of, plain
 from ..parts.kinds import KINDS
 from ..parts.plugins import with_article
 from .explaining import explain
-from .layers import RecipeError, layers, over, own_files, recipe_lines, refuse_idle_lora
+from .layers import RecipeError, layers, over, own_files, recipe_names, refuse_idle_lora
 from .schema import SCHEMAS, AnyRecipe, Recipe
 from .sections import WORLDS
 from .trust import check_acts, config_file, trust_acts
@@ -29,14 +29,6 @@ __all__ = [
     "recipe_of_keys",
     "trust_recipe",
 ]
-
-
-def recipe_names(task: str | None = None) -> dict[str, str]:
-    """Recipes of the package, all or those of one task: name -> first comment line of the file."""
-    found = dict(recipe_lines())
-    if task is None:
-        return found
-    return {name: line for name, line in found.items() if layers(name)[1].get("task", "images") == task}
 
 
 def load_recipe(source: str | Path | None = None, overrides: Iterable[str] = (), *, rewards: bool = True) -> AnyRecipe:

@@ -140,6 +140,14 @@ def parse_yaml_value(text: str) -> Any:
         ) from None
 
 
+def in_one_line(value: Any) -> str:
+    """A value of a recipe as YAML on one line."""
+    text: str = yaml.dump(
+        value, Dumper=Dumper, sort_keys=False, allow_unicode=True, default_flow_style=True, width=10_000
+    )
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
 def read_yaml_mapping(path: Path, holds: str) -> dict[Any, Any]:
     """The mapping in a YAML file.
 

@@ -7,12 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from ..configs.explaining import short
-from ..configs.yaml_text import Dumper
+from ..configs.yaml_text import in_one_line
 from .conversion import Conversion
 from .foreign_text import TOOLS, read_mapping, read_source, tool_of
 from .from_flow_factory import from_flow_factory
@@ -81,12 +78,6 @@ def recipe_name(name: str) -> str:
 def shown_path(path: Path) -> str:
     """The name of a file, for a comment: without its folders, and quoted if it is not printable."""
     return path.name if path.name.isprintable() else short(path.name)
-
-
-def in_one_line(value: Any) -> str:
-    """A value of a recipe as YAML on one line."""
-    text: str = yaml.dump(value, Dumper=Dumper, sort_keys=False, default_flow_style=True, width=10_000)
-    return text.removesuffix("\n").removesuffix("\n...")
 
 
 def _lines(conversion: Conversion) -> Iterator[str]:
