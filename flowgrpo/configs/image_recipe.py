@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from ..parts.choice import Choice, Of, part_field
 from ..parts.needs import SOMETHING, Need, asking, one_round, unmet
 from ..parts.section import Section
-from ..parts.traits import saying
+from ..parts.traits import measured_distance, saying
 from .base_recipe import BaseRecipe
 from .rollouts import RolloutConfig, rollout_faults
 from .sections import EmaConfig, HeldOutConfig, LoraConfig, check_teachers_named, named_once
@@ -230,10 +230,36 @@ def _is_compared_with(recipe: Any, reference: ReferenceConfig) -> list[str]:
     return ["no part of this recipe compares with the reference; leave reference out, or add a penalty such as kl"]
 
 
+def _is_measured(recipe: Any, reference: ReferenceConfig) -> list[str]:
+    if reference.above is None or measured_distance(recipe) is not None:
+        return []
+    return [
+        "reference.above bounds what a penalty measures, and no penalty compares with the reference; add a penalty "
+        "such as kl, or leave above out"
+    ]
+
+
 class ReferenceConfig(EmaConfig):
     """Average of the trained weights with which penalties compare, in place of the base model."""
 
-    needs = (_is_compared_with,)
+    needs = (_is_compared_with, _is_measured)
+
+    above: float | None = Field(
+        None,
+        gt=0,
+        description="With `decay: 0`, the reference also becomes the policy after an iteration in which the first "
+        "penalty that compares with it was more than this, on average (GARDO, 2512.24138). `every` then counts from "
+        "there.",
+    )
+
+    @model_validator(mode="after")
+    def _copies(self) -> ReferenceConfig:
+        if self.above is not None and self.decay:
+            raise ValueError(
+                f"above lets the reference become the policy, and decay {self.decay:g} keeps a share of the old "
+                "reference; write decay: 0, or leave above out"
+            )
+        return self
 
 
 class Recipe(BaseRecipe):

@@ -85,6 +85,12 @@ def compares(part: T) -> T:
     return part
 
 
+def measured_distance(recipe: Any) -> str | None:
+    """The metric that says how far the policy is from the reference: the first penalty that compares with it."""
+    penalties: list[Choice] = getattr(recipe, "penalties", [])
+    return next((one.short for one in penalties if getattr(one.target, "compares", False)), None)
+
+
 def whole_groups(part: T) -> T:
     """Let a part say that it needs all samples of a prompt in one call."""
     part.whole_groups = True  # type: ignore[attr-defined]

@@ -9,12 +9,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ..configs.image_recipe import ReferenceConfig
 from ..configs.schema import AnyRecipe
 from ..configs.sections import EmaConfig, OptimizerConfig
 from ..core.diagnostics import COLUMNS
 from ..weights.averages import Ema
 from ..weights.pieces import cut_optimizer_state, is_cut, wholes
 from ..weights.trained import TrainedWeights
+from .anchor import Anchor
 from .distributed.processes import Processes
 from .losses.objective import Objective
 from .reporting.clock import Clock
@@ -183,7 +185,13 @@ def averages_of(recipe: AnyRecipe, task: Task) -> dict[str, Ema]:
     wanted = {"ema": recipe.optimizer.ema, **task.followers()}
     if one_average(wanted["ema"], wanted.get("old")):
         del wanted["old"]
-    return {name: Ema(task.weights, **chosen.model_dump()) for name, chosen in wanted.items() if chosen is not None}
+    return {name: _average(recipe, task, chosen) for name, chosen in wanted.items() if chosen is not None}
+
+
+def _average(recipe: AnyRecipe, task: Task, chosen: EmaConfig) -> Ema:
+    if isinstance(chosen, ReferenceConfig):
+        return Anchor(task.weights, recipe, chosen)
+    return Ema(task.weights, **chosen.model_dump())
 
 
 class Updater:
@@ -253,7 +261,11 @@ class Updater:
             with self.clock.part("optimizer"):
                 norms.append(self._step())
         mine = statistics, {name: value.cpu() for name, value in sums.items()}, first_error
-        return update_record(*joint_update(self.processes.gather(mine)), norms)
+        record = update_record(*joint_update(self.processes.gather(mine)), norms)
+        for average in self.averages:
+            if isinstance(average, Anchor):
+                record |= average.settle(record)
+        return record
 
     def _settle(self, experience: Collected, part: int, advantages: Tensor, keep: Tensor | None) -> None:
         """Give the objective what its batches measure, summed over all processes."""

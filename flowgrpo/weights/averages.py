@@ -64,6 +64,7 @@ class Ema:
         self.rise, self.first, self.after = rise, first, after
         self.every = every
         self.steps = 0
+        self._began = 0
         self._weights = weights
         self._average = [parameter.detach().clone() for parameter in self._parameters()]
         self._set_aside: list[Tensor] = []
@@ -86,13 +87,26 @@ class Ema:
                 "Ema.step() was called within Ema.applied(); leave the context before you continue training"
             )
         self.steps += 1
-        if self.steps % self.every:
+        if (self.steps - self._began) % self.every:
             return False
         step = 1.0 - self._decay_after(self.steps - 1)
         with torch.no_grad():
             for average, parameter in zip(self._average, self._parameters(), strict=True):
                 average.sub_(step * (average - parameter))
         return True
+
+    def begin_anew(self) -> None:
+        """Copy the weights into the average, and count `every` from here.
+
+        Raises:
+            ValueError: the method is called within `applied()`, where the parameters hold the average itself.
+        """
+        if self._applied:
+            raise ValueError("Ema.begin_anew() was called within Ema.applied(); leave the context before")
+        self._began = self.steps
+        with torch.no_grad():
+            for average, parameter in zip(self._average, self._parameters(), strict=True):
+                average.copy_(parameter)
 
     def _decay_after(self, steps: int) -> float:
         """The d of an update, where `steps` optimizer steps came before the optimizer step that it follows."""
@@ -131,13 +145,14 @@ class Ema:
             parameter.data.copy_(value)
 
     def state_dict(self) -> dict[str, Any]:
-        """`steps` (optimizer steps counted) and `average` (name -> tensor on the CPU).
+        """`steps` (optimizer steps counted), `began` (those before `begin_anew`) and `average` (name -> CPU tensor).
 
         If the weights are sharded, all processes must call this method, and only the first process gets the tensors.
         """
         names = self._weights.named_parameters()
         return {
             "steps": self.steps,
+            "began": self._began,
             "average": {name: whole(s) for name, s in zip(names, self._average, strict=True)},
         }
 
@@ -157,6 +172,7 @@ class Ema:
                 f"the parameters of this average differ from the trained parameters: {', '.join(odd[:5])} "
                 f"({len(odd)} in all are missing, unexpected or of another shape)"
             )
-        self.steps = int(state["steps"])
+        # States of older checkpoints have no `began`.
+        self.steps, self._began = int(state["steps"]), int(state.get("began", 0))
         for name, shadow in shadows.items():
             shadow.copy_(cut_as(shadow, average[name]))
