@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -19,6 +19,8 @@ from .guards import likelihood_guard
 from .objectives import gaussian_kl
 
 Difference = Callable[[], Tensor]
+SUSPECT = "suspect"
+"""The mark of images that may exploit the trained reward."""
 
 
 def _without_teachers() -> Tensor:
@@ -52,6 +54,7 @@ class Edges:
         to_teacher: gives `from_teacher`, at the cost of one call of the denoiser.
         scale: how far the step's mean moves with the velocity; 1 for images.
         to_data: gives `data_error`, at the cost of one call of the denoiser with a gradient.
+        marks: name -> [E] values that extensions left for penalties, see `mark`.
     """
 
     step: int
@@ -65,6 +68,7 @@ class Edges:
     to_teacher: Difference = _without_teachers
     scale: float = 1.0
     to_data: Difference = without_images
+    marks: Mapping[str, Tensor] = field(default_factory=dict)
 
     @cached_property
     def from_reference(self) -> Tensor:
@@ -88,6 +92,20 @@ class Edges:
     def data_error(self) -> Tensor:
         """[E] error of flow matching on the image of the data that each edge's prompt has, with gradient."""
         return self.to_data()
+
+    def mark(self, name: str) -> Tensor:
+        """[E] the values that an extension left under a name, by `batch.experience.mark(name, values)`.
+
+        Raises:
+            ValueError: no extension left values under this name.
+        """
+        if name not in self.marks:
+            there = f"the marks are {', '.join(self.marks)}" if self.marks else "no extension marks anything"
+            raise ValueError(
+                f"a penalty reads the mark {name!r}, and {there}; add the extension that makes it (suspects makes "
+                f"{SUSPECT!r})"
+            )
+        return self.marks[name]
 
     def divergence(self, difference: Tensor) -> Tensor:
         """[E] KL of two steps whose means differ by `difference`, per element, in nats; for images, the mean square."""
@@ -153,6 +171,33 @@ def trust_region(edges: Edges, *, radius: NotNegative = 0.05) -> Tensor:
         [E], per element of a latent.
     """
     return (kl(edges) - radius).clamp(min=0)
+
+
+def _has_suspects(recipe: Any, choice: Choice) -> list[str]:
+    if any(extension.short == "suspects" for extension in recipe.extensions):
+        return []
+    return [
+        f"penalty {choice.short} is for suspect images, and nothing says which images are suspect; add {{name: "
+        "suspects, light: [REWARD]} to extensions, or use penalty kl"
+    ]
+
+
+@compares
+@needs(_has_suspects)
+def gated_kl(edges: Edges) -> Tensor:
+    """The penalty `kl` for suspect images alone, which extension `suspects` finds (GARDO, 2512.24138).
+
+    The other images are as free as without a penalty. The penalty is the mean over the suspect images of the iteration,
+    so its weight does not depend on how many there are.
+
+    Args:
+        edges: E of one step.
+
+    Returns:
+        [E], per element of a latent; 0 for an image that is not suspect.
+    """
+    found = kl(edges)
+    return edges.mark(SUSPECT).to(found) * found
 
 
 @compares
@@ -285,6 +330,7 @@ PENALTIES: dict[str, Callable[..., Tensor]] = {
     "kl": kl,
     "adaptive_kl": adaptive_kl,
     "trust_region": trust_region,
+    "gated_kl": gated_kl,
     "w2": w2,
     "stepwise": stepwise,
     "distil": distil,

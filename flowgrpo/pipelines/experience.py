@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -47,6 +47,7 @@ class Experience:
         teachers: the name of each prompt's teacher; empty if there are no teachers.
         beside: images of data, one for each of all P prompts; None if no penalty learns them.
         rows: what the data say of each prompt, for losses that ask the rewards.
+        marks: name -> [N] values of the nodes that extensions leave for penalties.
     """
 
     rollout: Rollout
@@ -61,6 +62,15 @@ class Experience:
     teachers: tuple[str, ...] = ()
     beside: ImagesBeside | None = None
     rows: tuple[Any, ...] = ()
+    marks: dict[str, Tensor] = field(default_factory=dict, compare=False)
+
+    def mark(self, name: str, values: Tensor) -> None:
+        """Leave values [N] of the nodes for penalties, under a name."""
+        self.marks[name] = values
+
+    def marks_of(self, node: Tensor) -> dict[str, Tensor]:
+        """Name -> [E] marks of some nodes [E], on the device of `node`."""
+        return {name: values.to(node.device)[node] for name, values in self.marks.items()}
 
     @property
     def prompt_of_sample(self) -> list[int]:

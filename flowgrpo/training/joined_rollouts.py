@@ -110,6 +110,12 @@ class JoinedRollouts(ABC):
         """[N] bool: nodes that are trained, rollout by rollout."""
         return torch.cat([part.kept(own) for part, own in zip(self.rounds, chosen.split(self.sizes))])
 
+    def mark(self, name: str, values: Tensor) -> None:
+        """Leave values [N] of the nodes for penalties, under a name; each rollout gets those of its nodes."""
+        for part, nodes in zip(self.rounds, self.nodes):
+            # Only rollouts of images have marks.
+            part.mark(name, values[nodes])  # type: ignore[attr-defined]
+
     @cached_property
     def nodes(self) -> list[slice]:
         """The places of the nodes of each rollout among all nodes."""

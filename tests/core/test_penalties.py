@@ -10,7 +10,18 @@ import torch
 
 from flowgrpo.configs.load import RecipeError, load_recipe
 from flowgrpo.core import token_penalties
-from flowgrpo.core.penalties import Edges, adaptive_kl, distil, kl, llds, stepwise, taught, trust_region, w2
+from flowgrpo.core.penalties import (
+    Edges,
+    adaptive_kl,
+    distil,
+    gated_kl,
+    kl,
+    llds,
+    stepwise,
+    taught,
+    trust_region,
+    w2,
+)  # fmt: skip
 
 MOVED = torch.tensor([[[1.0, 2.0], [3.0, 0.0]], [[2.0, 2.0], [0.0, 0.0]]])  # mean squares 3.5 and 2
 
@@ -44,6 +55,24 @@ def test_a_teacher_is_compared_by_the_step_or_by_the_velocity() -> None:
     close(taught(edges(std=1.0, to_teacher=lambda: 2 * MOVED)), [7.0, 4.0])
     with pytest.raises(ValueError, match="finished images have no teacher"):
         taught(edges())
+
+
+def test_only_marked_images_have_the_gated_kl() -> None:
+    moved = (2 * MOVED).requires_grad_()
+    marked = edges(to_reference=lambda: moved, marks={"suspect": torch.tensor([0.0, 2.0], dtype=torch.float64)})
+    found = gated_kl(marked)
+    close(found.detach(), [0.0, 32.0])
+    found.sum().backward()
+    assert moved.grad is not None
+    assert not moved.grad[0].any()
+    assert moved.grad[1].any()
+
+
+def test_a_mark_that_nothing_makes_is_refused() -> None:
+    with pytest.raises(ValueError, match="reads the mark 'suspect', and no extension marks anything; add the"):
+        gated_kl(edges())
+    with pytest.raises(ValueError, match="the marks are other; add the extension"):
+        gated_kl(edges(marks={"other": torch.ones(2)}))
 
 
 def test_predictions_of_images_are_compared_by_their_mean_square() -> None:

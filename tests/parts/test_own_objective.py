@@ -123,7 +123,10 @@ def test_the_order_of_penalties_changes_nothing() -> None:
 def test_every_distance_of_the_package_is_nothing_at_rest() -> None:
     """Only `data` is no distance from another policy."""
     still = torch.zeros(2, 4)
-    rest = Edges(1, 0.5, still, torch.zeros(2, 1), torch.ones(2), None, lambda: still, lambda: still, lambda: still)
+    rest = Edges(
+        1, 0.5, still, torch.zeros(2, 1), torch.ones(2), None, lambda: still, lambda: still, lambda: still,
+        marks={"suspect": torch.ones(2)},
+    )  # fmt: skip
     distances = {name: penalty for name, penalty in PENALTIES.items() if name != "data"}
     assert len(distances) == len(PENALTIES) - 1
     for name, penalty in distances.items():

@@ -99,6 +99,24 @@ def test_every_image_has_its_size_and_the_ratio_is_exactly_1(tmp_path: Path, wor
     assert page.is_file()
 
 
+@pytest.mark.parametrize("objective", ["transition", "forward"])
+def test_suspects_and_novel_images_are_found_among_all_sizes(tmp_path: Path, words: list[str], objective: str):
+    (tmp_path / "reward.py").write_text(
+        REWARD + "\ndef dark(images, **columns):\n    return [-x for x in level(images)]\n"
+    )
+    more = [
+        f"rewards=[{{name: '{tmp_path / 'reward.py'}:level'}}, {{name: '{tmp_path / 'reward.py'}:dark', weight: 0}}]",
+        "extensions=[{name: suspects, light: [dark]}, {name: novelty, features: pixels}]", f"objective={objective}",
+        "penalties=[{name: gated_kl, weight: 1.0}]", "sampler.plan.window=all", "optimizer.learning_rate=0.001",
+    ]  # fmt: skip
+    run = trained(tmp_path / "run", "flow_grpo", words, written(tmp_path, SIZES), *more)
+    done = [record for record in lines(run, "metrics.jsonl") if "ratio/first_error" in record]
+    # The brightest of nine images is the only one above the quantile.
+    assert [record["suspects/marked"] for record in done] == [pytest.approx(1 / 9), pytest.approx(1 / 9)]
+    assert all(record["novelty/distance"] > 0 for record in done)
+    assert done[1]["gated_kl"] > 0
+
+
 def test_prompts_of_one_size_are_a_run_of_that_size(tmp_path: Path, words: list[str]):
     file, plain = written(tmp_path, [(32, 48)] * 6), written(tmp_path / "plain", [None] * 6)
     by_columns = trained(tmp_path / "columns", "mixgrpo_flash_guard", words, file)

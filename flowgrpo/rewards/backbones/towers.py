@@ -214,6 +214,47 @@ def _load(reward: str, source: str, tools: str, device: str, dtype: torch.dtype,
     )
 
 
+def encoder_towers(reward: str, model: str, *, device: str = "cpu", dtype: str = "float32") -> Lease[Towers]:
+    """Return an image encoder of transformers that has no text encoder, such as DINOv3; it refuses texts.
+
+    The embedding is the encoder's pooled output. The model's own image processor processes the images.
+
+    Args:
+        reward: name of the reward, for messages.
+        model: folder or model id.
+        device: where it runs.
+        dtype: data type of the weights.
+
+    Raises:
+        ValueError: the folder holds no such model or processor, or some of the weights are missing.
+    """
+    source = source_name(reward, "features", model)
+    key = ("encoder", source, dtype, str(torch.device(device)))
+    return borrow(key, lambda: _load_encoder(reward, source, device, check_dtype(reward, dtype)))
+
+
+def _load_encoder(reward: str, source: str, device: str, dtype: torch.dtype) -> Towers:
+    from transformers import AutoImageProcessor, AutoModel
+
+    processor = load_processor(reward, AutoImageProcessor, source)
+    model = load_transformers(reward, AutoModel, source, dtype=dtype, device=device)
+
+    def encode_text(texts: Sequence[str]) -> Tensor:
+        raise ValueError(
+            f"{reward}: {source} is a {type(model).__name__}, which embeds no texts; give a CLIP or SigLIP model"
+        )
+
+    return Towers(
+        model,
+        lambda images: process_images(processor, images).to(device, dtype),
+        lambda values: features(model(pixel_values=values)),
+        encode_text,
+        scale=1.0,
+        bias=0.0,
+        device=device,
+    )
+
+
 def process_images(processor: Any, images: Tensor) -> Tensor:
     """Return the input that a transformers image processor makes from images [N, 3, H, W] in [0, 1]: [N, 3, h, w].
 

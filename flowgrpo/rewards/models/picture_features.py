@@ -11,7 +11,7 @@ import torch
 from ..backbones.model_loading import check_dtype, load_processor, source_name
 from ..backbones.open_clip_model import open_clip_towers
 from ..backbones.sharing import Lease, borrow
-from ..backbones.towers import Towers, transformers_towers
+from ..backbones.towers import Towers, encoder_towers, transformers_towers
 from ..pixels import as_frames, load_frames, preprocess_images
 from ..registry import resolve
 from .bradley_terry import Array
@@ -25,7 +25,7 @@ def feature_towers(reward: str, features: str, device: str, dtype: str) -> Lease
     Args:
         reward: name of the reward, for messages.
         features: "scenes" for the scorer of the embedded world; otherwise the folder of a CLIP or SigLIP model, in the
-            format of transformers or open_clip, or a model id.
+            format of transformers or open_clip, or a model id. DINOv2 and DINOv3 embed pictures, but no texts.
         device: where it runs.
         dtype: data type of the weights.
 
@@ -41,6 +41,8 @@ def feature_towers(reward: str, features: str, device: str, dtype: str) -> Lease
     from transformers import AutoConfig
 
     kind = load_processor(reward, AutoConfig, source_name(reward, "features", features)).model_type
+    if kind.startswith("dino"):
+        return encoder_towers(reward, features, device=device, dtype=dtype)
     # SigLIP 2 was trained on lower-case texts.
     lowercase = kind.startswith("siglip")
     return transformers_towers(reward, features, device=device, dtype=dtype, lowercase=lowercase)

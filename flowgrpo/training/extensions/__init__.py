@@ -11,12 +11,14 @@ from .guard import Guard
 from .judges import Judges
 from .meta_judge import MetaJudge
 from .multipliers import ConstraintMultipliers
+from .novelty import Novelty
 from .pacing import Pacing
 from .past_groups import PastGroups
 from .replay import Replay
 from .reward_schedule import RewardSchedule
 from .shaping import Shaping
 from .shuffle import Shuffle
+from .suspects import Suspects
 from .teacher import Teacher
 from .tightening import Tightening
 from .uncertainty import Uncertainty
@@ -42,6 +44,8 @@ EXTENSIONS: dict[str, type[Extension]] = {
     "judges": Judges,
     "meta_judge": MetaJudge,
     "past_groups": PastGroups,
+    "suspects": Suspects,
+    "novelty": Novelty,
     "tightening": Tightening,
     "shuffle": Shuffle,
 }

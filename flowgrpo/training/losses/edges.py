@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -66,7 +66,8 @@ class EdgeObjective(Unmeasured, ABC):
         scored = self.score(experience, batch)
         advantage = advantages[scored.node]
         mask = None if keep is None else keep[scored.node].to(advantage.device)[:, None]
-        penalties = self.penalties.of(edges_of(scored, batch[0].step, advantage, mask))
+        marks = experience.marks_of(scored.node)
+        penalties = self.penalties.of(edges_of(scored, batch[0].step, advantage, mask, marks))
         scaled = self.penalties.weighted(penalties)
         penalty = torch.stack(scaled).sum(0) if scaled else None
         loss, metrics = self.loss(scored, advantage, mask, penalty, rows)
@@ -112,8 +113,10 @@ class EdgeObjective(Unmeasured, ABC):
         return None
 
 
-def edges_of(scored: ScoredEdges, step: int, advantage: Tensor, mask: Tensor | None) -> Edges:
-    """The input of penalties: scored edges of a denoising step, with advantages [E] and a mask [E, 1]."""
+def edges_of(
+    scored: ScoredEdges, step: int, advantage: Tensor, mask: Tensor | None, marks: Mapping[str, Tensor] | None = None
+) -> Edges:
+    """The input of penalties: scored edges of a denoising step, with advantages [E], a mask [E, 1] and marks [E]."""
     return Edges(
         step=step,
         std=scored.std,
@@ -126,4 +129,5 @@ def edges_of(scored: ScoredEdges, step: int, advantage: Tensor, mask: Tensor | N
         to_teacher=scored.to_teacher,
         scale=scored.scale,
         to_data=scored.to_data,
+        marks=marks or {},
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -219,7 +219,8 @@ class ForwardObjective(Unmeasured):
             metrics["preferred"] = pair(preferred(noised))
         level, owners = batch.level, experience.rollout.leaf_prompt[batch.leaves].tolist()
         to_data = partial(data_error, self.policy, experience, owners, level.step, level.sigma, level.address)
-        penalties = self.penalties.of(_edges(noised, batch.level.step, log_ratio, to_data))
+        marks = experience.marks_of(nodes)
+        penalties = self.penalties.of(_edges(noised, batch.level.step, log_ratio, to_data, marks))
         for name, value in penalties.items():
             metrics[name] = pair(value[:, 0].detach())
         for term in self.penalties.weighted(penalties):
@@ -318,7 +319,9 @@ class ForwardObjective(Unmeasured):
         return self.policy.brought(self._predictions(experience, [batch], weights)[batch.key])
 
 
-def _edges(noised: Noised, step: int, log_ratio: Tensor, to_data: Callable[[], Tensor]) -> Edges:
+def _edges(
+    noised: Noised, step: int, log_ratio: Tensor, to_data: Callable[[], Tensor], marks: Mapping[str, Tensor]
+) -> Edges:
     """The input of penalties for noised images."""
 
     def to_reference() -> Tensor:
@@ -341,4 +344,5 @@ def _edges(noised: Noised, step: int, log_ratio: Tensor, to_data: Callable[[], T
         to_reference=to_reference,
         to_guided=to_guided,
         to_data=to_data,
+        marks=marks,
     )
