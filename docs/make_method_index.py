@@ -18,12 +18,24 @@ from typing import Any
 from method_rows import code_lines, tables, wrapped
 
 from flowgrpo.configs.load import recipe_names
-from flowgrpo.core import advantages, directions, neighbours, penalties, process, selection, trees
+from flowgrpo.core import (
+    advantages,
+    directions,
+    nearest_images,
+    neighbours,
+    overrating,
+    penalties,
+    process,
+    selection,
+    trees,
+)  # fmt: skip
 from flowgrpo.core import forward_process as forward
 from flowgrpo.pipelines import policy, scored_edges
 from flowgrpo.rewards import win_rate
 from flowgrpo.samplers import kernels, plans, schedules, solvers, transitions, windows
+from flowgrpo.training import anchor
 from flowgrpo.training.credit import step_credits
+from flowgrpo.training.extensions import novelty, suspects
 from flowgrpo.training.images import critic, images_beside
 from flowgrpo.training.losses import directed, neighbour, reward_gradient, transition
 
@@ -277,6 +289,20 @@ METHODS = (
         "−exp(−A) of advantages is not here; the released settings leave it off.",
         (penalties.data, images_beside.drawn, images_beside.read_beside, policy.FlowPolicy.beside,
          scored_edges.data_error),
+    ),
+    Method(
+        "GARDO", "2512.24138", ("gardo",),
+        "We read the released code and the abstract, not the whole paper. The released code ranks the best image "
+        "first, so its gate opens for images that the light rewards like better than the trained one; here it opens "
+        "for images that the trained reward likes better. Equal scores share a rank; in the released code their order "
+        "is left to chance. The KL is a mean over the suspect images of an iteration, and in the released code over "
+        "those of a batch of nine. The released KL lacks a division by the step size, so its weight of 0.07 is about "
+        "0.007 here, and its bound of 3e-4 about 3e-3. The released weight of a step, s over its mean, is 1, because a "
+        "batch has one step; it is left out. The released code leaves images of undecided groups out. The embedded "
+        "form compares images by the scorer of the scenes, the published form by DINOv3.",
+        (overrating.rank_shares, overrating.overrating, overrating.suspects, penalties.gated_kl,
+         nearest_images.nearest_distances, nearest_images.novelty_factors, suspects.Suspects, novelty.Novelty,
+         anchor.Anchor),
     ),
     Method(
         "Flow-DPO", "2501.13918", ("flow_dpo",),

@@ -489,7 +489,9 @@ def test_a_rise_is_of_pairs_with_the_same_prompt_and_noise(tmp_path: Path) -> No
 def test_every_recipe_has_a_short_run_on_small_files(tmp_path: Path) -> None:
     settings = Settings(tmp_path)
     for name in recipe_names("images"):
-        [reward] = rise_recipe(settings, name).rewards
+        [reward, *recorded] = rise_recipe(settings, name).rewards
+        assert [entry.name for entry in recorded] == (["paint"] if name == "gardo" else [])
+        assert all(entry.weight == 0 for entry in recorded)
         assert (reward.name, reward.weight) == ("jpeg_compressibility", 500.0) or name == "pref_grpo"
     assert rise_recipe(settings, "pref_grpo").rewards[0].options == {"judge": "jpeg_compressibility"}
 

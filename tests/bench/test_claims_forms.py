@@ -65,7 +65,8 @@ def test_the_model_is_embedded_and_the_proportions_are_published() -> None:
     assert form.rollout.batch == embedded.rollout.batch
 
 
-@pytest.mark.parametrize("method", sorted(recipe_names("images")))
+# GARDO compares its reward with rewards beside it, and a form has one reward.
+@pytest.mark.parametrize("method", sorted({*recipe_names("images")} - {"gardo"}))
 def test_all_published_recipes_have_a_form_with_one_factor(method: str) -> None:
     form = Form(method)
     recipe = form.recipe()

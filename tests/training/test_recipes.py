@@ -30,11 +30,15 @@ PUBLISHED = [
 
 @pytest.mark.parametrize("name", recipe_names("images"))
 def test_a_recipe_trains_from_ratios_of_exactly_one(name: str, random_pipeline: Path, tmp_path: Path) -> None:
-    judged = "{name: win_rate, options: {judge: jpeg_compressibility}}"
+    rewards = {
+        "pref_grpo": "[{name: win_rate, options: {judge: jpeg_compressibility}}]",
+        # Its extension ranks images by a light reward too.
+        "gardo": "[{name: jpeg_compressibility}, {name: paint, weight: 0}]",
+    }
     overrides = [
         f"model.path={random_pipeline}",
         "rollout.prompts=2",
-        f"rewards=[{judged if name == 'pref_grpo' else '{name: jpeg_compressibility}'}]",
+        f"rewards={rewards.get(name, '[{name: jpeg_compressibility}]')}",
         "evaluate={every: 2, prompts: 1}",
     ]
     # A critic is first used in its second iteration.

@@ -7,6 +7,7 @@ lowered at once. So a recipe that fails to lower it does not optimise.
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 import tempfile
@@ -16,6 +17,7 @@ from typing import Any
 
 from ...configs.load import dump_recipe, load_image_recipe
 from ...configs.schema import Recipe
+from ...parts.choice import plain
 from ...training.recipe_prompts import read_heldout
 from ...training.session import start
 from ..measures import Silent
@@ -36,9 +38,13 @@ def find_rise(settings: Settings, method: str) -> Result | None:
 
 
 def rise_recipe(settings: Settings, method: str) -> Recipe:
-    """A method's recipe on seed 0, with small files as its reward; if it has win rates, small files are their judge."""
+    """A method's recipe on seed 0, with small files as its reward; if it has win rates, small files are their judge.
+
+    Rewards that are only recorded stay, because extensions may ask for them.
+    """
     own = load_image_recipe(method, settings.overrides)
-    rewards = WIN_RATE if any(entry.name == "win_rate" for entry in own.rewards) else FILES
+    trained = WIN_RATE if any(entry.name == "win_rate" for entry in own.rewards) else FILES
+    rewards = ", ".join([trained, *(json.dumps(plain(entry)) for entry in own.rewards if entry.weight == 0)])
     iterations = max(1, round(ITERATIONS * settings.scale))
     changes = (
         f"rewards=[{rewards}]",
