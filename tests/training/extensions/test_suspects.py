@@ -15,6 +15,7 @@ from flowgrpo.rewards.score_batches import RewardBatch
 from flowgrpo.training.credit.pooling import Batch, Pooled
 from flowgrpo.training.extensions import EXTENSIONS
 from flowgrpo.training.extensions.extension import Rewards
+from flowgrpo.training.joined_rollouts import JoinedRollouts
 from tests.parts.own_parts import IMAGES, same_when_resumed
 
 TRAINED, LIGHT = [4.0, 3.0, 2.0, 1.0], [1.0, 2.0, 3.0, 4.0]
@@ -66,6 +67,27 @@ def test_the_suspects_of_all_processes_share_the_weight_of_all_images() -> None:
     # The mark of an image does not depend on the process that has it.
     assert marks_of([2, 0], suspects()) == [0.0, 4.0]
     assert marks_of([1, 3], suspects()) == [0.0, 0.0]
+
+
+class Chains(Marked):
+    """A rollout of some prompts with one chain each, whose nodes are twice as many as its leaves."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.prompt_of_sample = list(range(count))
+
+    def kept(self, chosen: torch.Tensor) -> torch.Tensor:
+        return chosen.repeat_interleave(2)
+
+
+class Joined(JoinedRollouts):
+    kinds = groups = siblings = None  # type: ignore[assignment]
+
+
+def test_each_of_several_rollouts_gets_the_marks_of_its_nodes() -> None:
+    rounds = Chains(1), Chains(2)
+    Joined(rounds, ((0,), (0, 1))).mark("suspect", torch.arange(6.0))  # type: ignore[arg-type]
+    assert [one.marks["suspect"].tolist() for one in rounds] == [[0.0, 1.0], [2.0, 3.0, 4.0, 5.0]]
 
 
 def test_a_preview_is_not_ranked() -> None:
