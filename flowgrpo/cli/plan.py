@@ -166,7 +166,16 @@ def _print_findings(checked: Checked, seen: tuple[str, list[PromptRow]] | None) 
 
 def _print_counts(recipe: Recipe | MaskedRecipe) -> None:
     from ..parts.traits import trained
-    from ..training.planning import budget_line, clip_bounds, ends_early, forecast, nfe_of, search_line
+    from ..training.planning import (
+        budget_line,
+        clip_bounds,
+        ends_early,
+        forecast,
+        nfe_of,
+        scouts_evaluations,
+        scouts_line,
+        search_line,
+    )  # fmt: skip
     from ..training.recipe_prompts import given_columns
 
     expected, noun = forecast(recipe), "completion" if recipe.task == "masked" else "image"
@@ -185,6 +194,12 @@ def _print_counts(recipe: Recipe | MaskedRecipe) -> None:
     say(_trained(recipe))
     if (line := budget_line(recipe)) is not None:
         say(f"samples come {line}; the other numbers leave rounds out")
+    if (line := scouts_line(recipe)) is not None:
+        say(line)
+        say(
+            f"they cost a prompt {scouts_evaluations(recipe)} evaluations, and each of them is decoded and scored by "
+            "every reward; the table below is of the images alone"
+        )
     high, nats = clip_bounds(recipe, None)
     if nats is not None or high is not None:
         say(f"clip: {f'±{nats:g} nats per latent' if nats is not None else f'{high:g} on the mean-reduced ratio'}")

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from ..parts.choice import Choice, Of, choices, part_field
-from ..parts.needs import Need, unused
+from ..parts.needs import Need, one_round, unused
 from ..parts.section import Section
-from ..parts.traits import offering, saying, trained
+from ..parts.traits import offering, rewarded, saying, trained
 
 
 def _chains(key: str, option: str | None) -> Callable[[Any, Any], list[str]]:
@@ -89,6 +89,55 @@ class BudgetConfig(Section):
         return self
 
 
+def _seeds_decide(recipe: Any, section: ScoutsConfig) -> list[str]:
+    """Faults of scouts that are no cheaper than the images, or whose seeds cannot be sampled again."""
+    rollout, sampler, faults = recipe.rollout, recipe.sampler, []
+    if section.group <= rollout.group:
+        faults.append(
+            f"rollout.scouts.group is {section.group} and rollout.group is {rollout.group}, so there is nothing to "
+            f"choose; use at least {rollout.group + 1} scouts, or leave rollout.scouts out"
+        )
+    if section.steps >= sampler.rollout_steps:
+        faults.append(
+            f"rollout.scouts.steps is {section.steps}, and an image has {sampler.rollout_steps} steps, so a scout is "
+            f"no cheaper; use at most {sampler.rollout_steps - 1}, or sample all images, and choose some of them with "
+            "select"
+        )
+    plan = sampler.plan
+    if offering(plan, "given"):
+        faults.append(
+            f"rollout.scouts chooses the seeds that are sampled, and sampler.plan {plan.short} samples nothing; leave "
+            "rollout.scouts out"
+        )
+    elif offering(plan, "tree") or offering(plan, "branches"):
+        faults.append(
+            f"rollout.scouts chooses images by their seeds, and with sampler.plan {plan.short} several images have one "
+            "seed here; use sampler.plan ode, or plan window with shared_noise: false and without probe"
+        )
+    if not rewarded(recipe):
+        faults.append(
+            f"rollout.scouts chooses by rewards, and objective {recipe.objective.name} does not learn from rewards; "
+            "leave rollout.scouts out"
+        )
+    return faults
+
+
+class ScoutsConfig(Section):
+    """Cheap images of each prompt, of few steps. Rewards score them, and some of their seeds are sampled again with all
+    steps; only the images of these seeds are trained (Sol-RL, 2604.06916).
+    """
+
+    needs = (one_round("rollout.scouts chooses among all scouts of a prompt"), _seeds_decide)
+
+    group: int = Field(ge=2, description="Scouts per prompt. The seeds of `rollout.group` of them are sampled again.")
+    steps: int = Field(ge=1, description="Denoising steps of a scout; fewer than an image of the rollout has.")
+    keep: Literal["extremes", "widest", "best"] = Field(
+        "extremes",
+        description="Which seeds are sampled again, as in `select`: `extremes` takes the scouts with the best and the "
+        "worst scores in equal parts, `widest` those with the greatest variance of scores, `best` the best ones.",
+    )
+
+
 class RolloutConfig(Section):
     """How much is sampled in an iteration."""
 
@@ -106,6 +155,9 @@ class RolloutConfig(Section):
         "device", description="Where states wait between sampling and training; `host` is page-locked for CUDA."
     )
     budget: BudgetConfig | None = Field(None, description="By default all groups are equal in size.")
+    scouts: ScoutsConfig | None = Field(
+        None, description="Cheap images that choose which seeds are sampled; by default there are none."
+    )
 
 
 class TextRolloutConfig(Section):

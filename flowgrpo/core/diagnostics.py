@@ -103,3 +103,28 @@ def degenerate_groups(rewards: Tensor, groups: Tensor | Sequence[int]) -> Tensor
     index, num_groups = group_index(groups, len(values), values.device)
     degenerate = group_moments(values, index, num_groups, ddof=1).degenerate.all(1)
     return torch.stack([degenerate.sum(), degenerate.new_tensor(num_groups, dtype=torch.long)]).to(values.dtype)
+
+
+def rank_correlations(first: Tensor, second: Tensor, groups: Tensor | Sequence[int]) -> Tensor:
+    """Spearman's rank correlation of two scores within each group, with mean ranks for equal values.
+
+    Args:
+        first: [N]. A row that is NaN in one of the scores is left out.
+        second: [N].
+        groups: [N] integer ids.
+
+    Returns:
+        [G] by group, in the order of the ids; NaN where a score has fewer than two distinct values.
+    """
+    index, count = group_index(groups, len(first), first.device)
+    known = ~(first.isnan() | second.isnan())
+    pairs = (index[:, None] == index) & known[:, None] & known
+
+    def ranked(values: Tensor) -> Tensor:
+        """[N] how many values of the group are smaller, less how many are greater: 2 * rank - 1 - size of the group."""
+        precise = as_precise(values)
+        return torch.where(pairs, (precise[:, None] - precise).sign(), 0.0).sum(1)
+
+    a, b = ranked(first), ranked(second)
+    sums = a.new_zeros(count, 3).index_add(0, index, torch.stack([a * b, a * a, b * b], 1))
+    return sums[:, 0] / (sums[:, 1] * sums[:, 2]).sqrt()

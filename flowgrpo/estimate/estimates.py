@@ -13,7 +13,15 @@ from ..parts.traits import saying, trained
 from ..training.data import have_pictures, read_prompts
 from ..training.distributed.processes import Processes
 from ..training.images.images_beside import learned
-from ..training.planning import Forecast, compares_with_past, forecast, nfe_of, search_passes, steps_of
+from ..training.planning import (
+    Forecast,
+    compares_with_past,
+    forecast,
+    nfe_of,
+    scouts_evaluations,
+    search_passes,
+    steps_of,
+)
 from ..training.prompt_embeddings import SPARE_EMBEDDINGS, kept_prompts, met_at_most
 from . import UTILISATION
 from .disk import on_disk
@@ -226,7 +234,9 @@ def _flops(recipe: Recipe, model: Model, expected: Forecast, share: int, turns: 
     def average(name: str) -> float:
         return sum(getattr(c, name) * uses for c, uses in zip(expected.counts, expected.windows)) / iterations
 
-    leaves = average("leaves")
+    scouts = recipe.rollout.scouts
+    leaves = average("leaves") + (0 if scouts is None else scouts.group)
+    sampled = average("evaluations") + scouts_evaluations(recipe)
     states = average("images") * nfe_of(recipe, expected).theta_shared
     others = float(compares_with_past(recipe))
     if saying(recipe, "compares"):
@@ -241,7 +251,7 @@ def _flops(recipe: Recipe, model: Model, expected: Forecast, share: int, turns: 
     # At these states a loss differentiates the rewards, through the decoder.
     differentiated = average("trained_states" if recipe.objective.get("at") == "prediction" else "leaves")
     return {
-        "sampling": share * model.branches * average("evaluations") * cost.forward,
+        "sampling": share * model.branches * sampled * cost.forward,
         "decoding": share * leaves * model.decode_flops,
         "training": turns * (model.branches * states * passes + differentiated * model.decode_graph_flops),
     }

@@ -115,6 +115,9 @@ def resting(recipe: Recipe, model: Model, expected: Forecast, share: int, shares
     # Each state is stored once, and each trained state has its prediction.
     predictions = largest.trained_states + largest.leaves * kept_predictions(recipe)
     states = largest.stored_states * model.state_bytes + math.ceil(predictions * model.prediction_bytes)
+    scouts, at_a_time = recipe.rollout.scouts, min(recipe.rollout.chunk or share, share)
+    # The states of scouts are gone before the states of the rollout come.
+    before = 0 if scouts is None else at_a_time * scouts.group * model.state_bytes
     own = at_rest(recipe, "denoiser", model.denoiser, model.trained, model.rounded, keeps_base(recipe), shares)
     return {
         "denoiser": own.pop("denoiser"),
@@ -125,7 +128,7 @@ def resting(recipe: Recipe, model: Model, expected: Forecast, share: int, shares
         "other networks": model.others,
         **own,
         "teachers": teachers_of(recipe, model),
-        "rollout states": share * model.elements * states,
+        "rollout states": model.elements * max(share * states, before),
     }
 
 

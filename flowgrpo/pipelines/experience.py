@@ -29,6 +29,21 @@ class ImagesBeside:
 
 
 @dataclass(frozen=True)
+class Scouted:
+    """What the scouts of P prompts have found; see `training.images.scouting`.
+
+    Attributes:
+        scores: [P, S] weighted sums of the rewards of the scouts; NaN where no reward applies.
+        numbers: [P, G] the scouts whose seeds are sampled again, in rising order.
+        evaluations: number of states that the denoiser evaluated.
+    """
+
+    scores: Tensor
+    numbers: Tensor
+    evaluations: int
+
+
+@dataclass(frozen=True)
 class Experience:
     """A finished rollout with its images.
 
@@ -48,6 +63,7 @@ class Experience:
         beside: images of data, one for each of all P prompts; None if no penalty learns them.
         rows: what the data say of each prompt, for losses that ask the rewards.
         marks: name -> [N] values of the nodes that extensions leave for penalties.
+        scouted: what the scouts of all P prompts have found; empty if there were none.
     """
 
     rollout: Rollout
@@ -62,6 +78,7 @@ class Experience:
     teachers: tuple[str, ...] = ()
     beside: ImagesBeside | None = None
     rows: tuple[Any, ...] = ()
+    scouted: tuple[Scouted, ...] = ()
     marks: dict[str, Tensor] = field(default_factory=dict, compare=False)
 
     def mark(self, name: str, values: Tensor) -> None:
@@ -116,8 +133,8 @@ class Experience:
         return {"given_place": places, "given_places": [self.plan.roots] * len(places)}
 
     def record(self) -> dict[str, float]:
-        """The number of states that the denoiser evaluated."""
-        return {"evaluations": self.rollout.evaluations}
+        """The number of states that the denoiser evaluated, with those of scouts."""
+        return {"evaluations": self.rollout.evaluations + sum(one.evaluations for one in self.scouted)}
 
     @property
     def outcomes(self) -> Tensor:

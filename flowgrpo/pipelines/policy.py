@@ -110,12 +110,14 @@ class FlowPolicy:
         cuts: Sequence[int] | None = None,
         chunk: slice | None = None,
         noises: Sequence[int] | None = None,
+        numbers: Sequence[Sequence[int]] | None = None,
         told: Told = silent,
     ) -> Rollout:
         """Roll out one tree for each prompt; `keys` address the noise, `updates` or `cuts` say where the parts begin.
 
         With a `chunk`, only the prompts of this range are rolled out. Their numbers and their noise are the same as in
-        a rollout of all prompts. `noises` are the seeds of the initial noises, one for each root.
+        a rollout of all prompts. `noises` are the seeds of the initial noises, one for each root of the range.
+        `numbers` are the numbers of the roots of all prompts, see `RolloutRunner.run`.
         After each call of the denoiser, `told` is called with the number of states that are evaluated, and with the
         number in a rollout of all prompts.
         """
@@ -133,7 +135,7 @@ class FlowPolicy:
             store=self.store,
         )  # fmt: skip
         encode_ahead(self.denoiser.pipe, prompts[chosen])
-        return runner.run(keys[chosen], chosen.start, noises)
+        return runner.run(keys[chosen], chosen.start, noises, None if numbers is None else numbers[chosen])
 
     def given(
         self, samples: Sequence[Callable[[], list[Image.Image]]], prompts: Sequence[str], plan: Plan, chunk: slice

@@ -146,10 +146,18 @@ class RolloutRunner:
         self.moves: Moves = moves or GaussianMoves(shape, dtype, torch.device(device), initial_std)
 
     @torch.no_grad()
-    def run(self, keys: Sequence[int], first: int = 0, noises: Sequence[int] | None = None) -> Rollout:
+    def run(
+        self,
+        keys: Sequence[int],
+        first: int = 0,
+        noises: Sequence[int] | None = None,
+        numbers: Sequence[Sequence[int]] | None = None,
+    ) -> Rollout:
         """Roll out one tree for each root; `keys[k]` addresses all noise of prompt `first + k`.
 
         With `noises`, the roots start from the noises of these seeds, prompt by prompt, instead of their own noises.
+        `numbers` are the numbers of the roots of each prompt, as many as the plan has roots; without it, they count
+        from 0. A root's number addresses its noise, so roots of one number are equal in every rollout of a prompt.
 
         The result of a prompt does not depend on the other prompts of the call, except for the rounding of the model's
         own batched arithmetic.
@@ -157,9 +165,10 @@ class RolloutRunner:
         plan = self.plan
         if plan.given:
             raise ValueError("the plan takes its images from the data, so there is nothing to sample and no tree")
-        roots = [(first + k, r) for k in range(len(keys)) for r in range(plan.roots)]
+        own = numbers or [range(plan.roots)] * len(keys)
+        roots = [(first + k, r) for k in range(len(keys)) for r in own[k]]
         tree = _Tree(roots)
-        root_keys = list(noises or [address(key, 0, r) for key in keys for r in range(plan.roots)])
+        root_keys = list(noises or [address(keys[p - first], 0, r) for p, r in roots])
         common = [address(key, 0, -1) for key in keys]
         front = _Front(
             self.moves.start(root_keys, common, plan.root_spread),

@@ -15,6 +15,7 @@ from ..text.cutting import Parts
 from .losses.objective import Objective, Outcome
 
 if TYPE_CHECKING:
+    from ..pipelines.experience import Scouted
     from .tasks import Collected
 
 Samples: TypeAlias = Tensor | list[str] | list[Tensor]
@@ -68,6 +69,11 @@ class JoinedRollouts(ABC):
     def log_probs(self) -> Tensor | None:
         """[L] log-probs of whole samples under the sampler; for completions only."""
         return _known([part.log_probs for part in self.rounds])
+
+    @property
+    def scouted(self) -> tuple[Scouted, ...]:
+        """What the scouts of the prompts have found, rollout by rollout."""
+        return tuple(one for part in self.rounds for one in part.scouted)
 
     @property
     def parts(self) -> Parts | None:

@@ -23,7 +23,7 @@ from ..parts.plugins import told
 from ..parts.traits import compares_all, compares_rewards, offered, offering, saying, trained
 from ..samplers.kernels import Kernel
 from ..samplers.plan_parts import Setting
-from ..samplers.plans import Plan, PlanCounts
+from ..samplers.plans import Plan, PlanCounts, ode_plan
 from ..samplers.schedules import shifted_sigmas
 from ..samplers.solvers import SOLVERS, Solver
 from ..samplers.unmasking import check_within_block, mask_levels, unmask_kernel
@@ -78,12 +78,41 @@ def levels_of(recipe: Planned, own: Sequence[float] | None = None, evaluation: b
         key = "evaluate.steps" if evaluation and recipe.evaluate.steps else "sampler.steps"
         steps, block = steps_of(recipe, evaluation), recipe.model.block
         return mask_levels(recipe.generation.tokens, steps, recipe.sampler.schedule, block, key)
-    sampler, steps = recipe.sampler, steps_of(recipe, evaluation)
+    sampler = recipe.sampler
     if sampler.sigmas is not None and not (evaluation and recipe.evaluate.steps):
         return tuple(sampler.sigmas)
+    return _table(sampler, steps_of(recipe, evaluation), own)
+
+
+def _table(sampler: SamplerConfig, steps: int, own: Sequence[float] | None) -> tuple[float, ...]:
+    """A table of noise levels without `sampler.sigmas`: of `sampler.shift`, else the pipeline's own table."""
     if own is None or sampler.shift is not None:
         return shifted_sigmas(steps, sampler.shift or 1.0)
     return tuple(own)
+
+
+def scouting_plan(recipe: Recipe, plan: Plan, own: Sequence[float] | None = None) -> Plan:
+    """The plan of the scouts of a rollout: deterministic chains of fewer steps, from the same noises.
+
+    Args:
+        recipe: has scouts.
+        plan: of the rollout.
+        own: the levels of the pipeline for the steps of scouts; without a model, an unshifted table.
+
+    Raises:
+        ValueError: the plan of the rollout does not make one image of each of `rollout.group` seeds.
+    """
+    scouts, group, images = recipe.rollout.scouts, recipe.rollout.group, plan.counts().leaves
+    assert scouts is not None
+    if (plan.roots, images) != (group, group) or plan.given:
+        raise ValueError(
+            f"rollout.scouts chooses {group} seeds of a prompt, one for each image, and sampler.plan "
+            f"{recipe.sampler.plan.name} makes {images} images from {plan.roots} seeds; use sampler.plan ode"
+        )
+    return ode_plan(
+        _table(recipe.sampler, scouts.steps, own), samples=scouts.group, solver=solver_of(recipe.sampler),
+        spread=plan.root_spread,
+    )  # fmt: skip
 
 
 def planner(recipe: Planned, sigmas: Sequence[float]) -> Callable[[int], Plan]:
@@ -178,6 +207,7 @@ class Nfe:
 
     Attributes:
         old: evaluations in the rollout, by the policy that samples, as the papers count them: no state is shared.
+            The evaluations of scouts are among them.
         theta: evaluations with gradients, one for each trained edge (or noised image) of one pass over the rollout.
         old_shared, theta_shared: the evaluations that are made here, each distinct state once.
     """
@@ -204,7 +234,14 @@ def nfe_of(recipe: Planned, expected: Forecast) -> Nfe:
         once = _noise_alone(recipe) if expected.pure_noise else 0.0
         theta, shared = times * kept, (times - once) * kept + once / recipe.rollout.group
     theta, shared = theta * anchored_share(recipe), shared * anchored_share(recipe)
-    return Nfe(total("walked") / images, theta, total("evaluations") / images, shared)
+    before = scouts_evaluations(recipe) * sum(expected.windows) / images
+    return Nfe(total("walked") / images + before, theta, total("evaluations") / images + before, shared)
+
+
+def scouts_evaluations(recipe: Planned) -> int:
+    """How many states of a prompt's scouts are evaluated in an iteration."""
+    scouts = recipe.rollout.scouts if isinstance(recipe, Recipe) else None
+    return 0 if scouts is None else scouts.group * scouts.steps
 
 
 def ends_early(recipe: AnyRecipe) -> bool:
@@ -368,6 +405,25 @@ def _warnings(recipe: Planned, elements: int | None) -> list[str]:
         )
     if isinstance(recipe, Recipe) and recipe.objective.get("ratio") == "guard" and recipe.sampler.kernel.name == "cps":
         found.append("guard with cps uses the true density of the CPS transition, not the released log-prob")
+    return found + _scouts_warnings(recipe)
+
+
+def _scouts_warnings(recipe: Planned) -> list[str]:
+    """Settings with which scouts say little, or save nothing."""
+    scouts = recipe.rollout.scouts if isinstance(recipe, Recipe) else None
+    if scouts is None:
+        return []
+    found, steps, plan = [], steps_of(recipe), recipe.sampler.plan
+    if not offering(plan, "noiseless"):
+        found.append(
+            f"steps of sampler.plan {plan.short} draw noise, so a seed does not decide its image, and scouts say less; "
+            "see the metric scouts/rank, and use sampler.plan ode where the objective allows it"
+        )
+    if scouts_evaluations(recipe) + recipe.rollout.group * steps >= scouts.group * steps:
+        found.append(
+            f"scouts save nothing: with the images of their seeds they take as many evaluations as {scouts.group} "
+            "images with all steps, of which select can choose; use fewer rollout.scouts.steps, or more scouts"
+        )
     return found
 
 
@@ -411,6 +467,17 @@ def parts_line(recipe: TextRecipe) -> str | None:
     named = ", ".join(name for name, asked in done.items() if asked) or "for the rewards alone"
     where = f"where {recipe.parts.pattern!r} matches" if recipe.parts.cut == "pattern" else f"into {recipe.parts.cut}"
     return f"completions are cut {where}: {named}"
+
+
+def scouts_line(recipe: Planned) -> str | None:
+    """A line on the scouts of a prompt; None if there are none."""
+    scouts = recipe.rollout.scouts if isinstance(recipe, Recipe) else None
+    if scouts is None:
+        return None
+    return (
+        f"scouts: {scouts.group} a prompt, of {scouts.steps} step{'' if scouts.steps == 1 else 's'} each; the seeds of "
+        f"{recipe.rollout.group} of them, {scouts.keep}, are sampled with all {steps_of(recipe)} steps"
+    )
 
 
 def budget_line(recipe: AnyRecipe) -> str | None:

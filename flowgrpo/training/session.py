@@ -42,6 +42,7 @@ from .images.critic import Critic
 from .images.evaluator import Evaluator
 from .images.image_teachers import add_teachers
 from .images.prompt_sizes import SIDES, take_sizes
+from .images.scouting import Scouts
 from .images.sized_rollout import SizedPolicies
 from .lora_start import begin, with_start
 from .masked.masked_policy import MaskedPolicy
@@ -278,7 +279,12 @@ def load_flow_task(
     policy, sized = _policies(recipe, pipe, call, weights, shown)
     evaluator = Evaluator(recipe, policy, sized)
     if recipe.evaluate.call or steps_of(recipe) != steps_of(recipe, evaluation=True):
-        evaluator = Evaluator(recipe, *_policies(recipe, pipe, shown_call, weights, shown, evaluation=True))
+        steps = steps_of(recipe, evaluation=True)
+        evaluator = Evaluator(recipe, *_policies(recipe, pipe, shown_call, weights, shown, steps))
+    scouts = recipe.rollout.scouts
+    scouting = (
+        None if scouts is None else Scouts(recipe, _policies(recipe, pipe, call, weights, shown, scouts.steps)[1])
+    )
     fidelity, guided = None, False
     given = [rows[0] for rows in (data.train.rows, data.beside) if rows and rows[0].given]
     if given:
@@ -299,15 +305,19 @@ def load_flow_task(
         )  # fmt: skip
     plan_for = planner(recipe, levels_of(recipe, policy.denoiser.probe.sigmas))
     return FlowTask(
-        recipe, policy, evaluator, plan_for, critic, sized if trains_sizes else None, fidelity, guided, data.beside
-    )
+        recipe, policy, evaluator, plan_for, critic, sized if trains_sizes else None, fidelity, guided, data.beside,
+        scouting,
+    )  # fmt: skip
 
 
 def _policies(
-    recipe: Recipe, pipe: Any, call: dict[str, Any], weights: TrainedWeights, shown: list[str], evaluation: bool = False
+    recipe: Recipe, pipe: Any, call: dict[str, Any], weights: TrainedWeights, shown: list[str], steps: int | None = None
 ) -> tuple[FlowPolicy, SizedPolicies]:
-    """The policy of a call after the check of its replay, and the policies of the sizes of prompts."""
-    number = steps_of(recipe, evaluation=evaluation)
+    """The policy of a call after the check of its replay, and the policies of the sizes of prompts.
+
+    `steps` is the number of steps of a policy that only samples; without it, the policy has the steps that are trained.
+    """
+    number = steps_of(recipe) if steps is None else steps
 
     def checked_policy(size: Size | None = None) -> FlowPolicy:
         own = call if size is None else {**call, **dict(zip(SIDES, size))}
@@ -315,7 +325,7 @@ def _policies(
         with torch.enable_grad():
             denoiser.self_check(shown)
         made = flow_policy(recipe, denoiser, weights)
-        if not evaluation:
+        if steps is None:
             made.require_calls(shown)
         return made
 

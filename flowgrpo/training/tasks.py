@@ -15,7 +15,7 @@ from ..configs.schema import Recipe
 from ..configs.sections import EmaConfig
 from ..core.addressing import address
 from ..parts.traits import trained
-from ..pipelines.experience import Experience, ImagesBeside, join_experiences
+from ..pipelines.experience import Experience, ImagesBeside, Scouted, join_experiences
 from ..pipelines.policy import FlowPolicy
 from ..rewards.runner import RewardBatch, RewardSet
 from ..samplers.plans import Plan
@@ -29,11 +29,12 @@ from .folder.checkpoint import Stateful
 from .images.critic import Critic
 from .images.evaluator import Evaluator
 from .images.images_beside import drawn
+from .images.scouting import Scouts
 from .images.sized_rollout import SizedPolicies, by_size, chosen, own_cuts, sized_rollout, sizes_of
 from .joined_rollouts import JoinedObjective, Samples
 from .losses.objective import Objective, ObjectiveSetting
 from .losses.reward_gradient import differentiated
-from .planning import budget_line, clip_bounds, forecast, levels_of, planner
+from .planning import budget_line, clip_bounds, forecast, levels_of, planner, scouts_line
 from .prompts.prompt_rows import Size
 from .reporting.clock import Clock
 from .teachers import teachers_of
@@ -68,6 +69,10 @@ class Collected(Protocol):
     @property
     def log_probs(self) -> Tensor | None:
         """[L] log-probs of whole samples under the sampler; for completions only."""
+
+    @property
+    def scouted(self) -> tuple[Scouted, ...]:
+        """What the scouts of the prompts have found, in the order of the samples; empty if there were none."""
 
     @property
     def parts(self) -> Parts | None:
@@ -237,6 +242,7 @@ class FlowTask(PolicyTask):
         fidelity: how well given images come back from their states, see `FlowPolicy.fidelity`; None if none are given.
         guided: of given images, whether the call has guidance, see `FlowPolicy.guides`.
         images: prompts with the images that penalty `data` learns beside a rollout; empty if there is no such penalty.
+        scouts: choose the seeds that are sampled; None if the recipe has none.
     """
 
     noun = "images"
@@ -254,11 +260,13 @@ class FlowTask(PolicyTask):
         fidelity: float | None = None,
         guided: bool = False,
         images: Sequence[PromptRow] = (),
+        scouts: Scouts | None = None,
     ) -> None:
         self.recipe, self.policy, self.evaluator, self.plan_for, self.critic = (
             recipe, policy, evaluator, plan_for, critic,
         )  # fmt: skip
-        self.sized, self.fidelity, self.guided, self.images = sized, fidelity, guided, images
+        self.sized, self.fidelity, self.guided, self.images, self.scouts = sized, fidelity, guided, images, scouts
+        self._score: Score | None = None
         self.controls = Controls(variance=recipe.objective.get("variance"))
         self.elements = math.prod(policy.denoiser.probe.latent_shape)
         self.rewards: RewardSet | None = None
@@ -284,6 +292,10 @@ class FlowTask(PolicyTask):
         """The averages that the recipe asks for."""
         objective = self.recipe.objective
         return {"anchor": self.recipe.reference, "old": objective.get("old"), "compared": objective.get("compared")}
+
+    def score_with(self, score: Score) -> None:
+        """Let scouts ask the rewards of the run."""
+        self._score = score
 
     def objective(self, old: Callable[[], AbstractContextManager[None]] | None) -> Objective:
         """The loss of the recipe; if prompts have sizes, the losses of all sizes together."""
@@ -311,16 +323,36 @@ class FlowTask(PolicyTask):
         If prompts have sizes, the prompts of each size are rolled out together, one size after the other.
         """
         if self.sized is None:
-            return self._rollout(self.policy, self.plan_for(iteration), rows, keys, iteration, clock, cuts, decoded)
+            plan = self.plan_for(iteration)
+            scouted = self._scouted(rows, keys, plan, None, clock)
+            return self._rollout(self.policy, plan, rows, keys, iteration, clock, cuts, decoded, scouted)
+        plans = {size: self._plan(size, iteration) for size in sizes_of(rows)}
+        groups = [
+            (size, places, chosen(rows, places), chosen(keys, places)) for size, places in by_size(sizes_of(rows))
+        ]
+        # All scouts come first: once a chunk is decoded, rewards may be busy with it.
+        found = [self._scouted(own, numbers, plans[size], size, clock) for size, _, own, numbers in groups]
         parts = []
-        for size, places in by_size(sizes_of(rows)):
-            policy = self.sized.of(size)
-            plan = self.plan_for(iteration) if size is None else self._planner(size)(iteration)
-            own = chosen(rows, places), chosen(keys, places)
+        for (size, places, own, numbers), scouted in zip(groups, found):
             tell = None if decoded is None else partial(_tell_sized, decoded, size, places)
-            found = self._rollout(policy, plan, *own, iteration, clock, own_cuts(cuts, places), tell)
-            parts.append((size, places, found))
+            made = self._rollout(
+                self.sized.of(size), plans[size], own, numbers, iteration, clock, own_cuts(cuts, places), tell, scouted
+            )
+            parts.append((size, places, made))
         return sized_rollout(parts)
+
+    def _scouted(
+        self, rows: Sequence[PromptRow], keys: Sequence[int], plan: Plan, size: Size | None, clock: Clock
+    ) -> tuple[Scouted, ...]:
+        """What scouts have found for prompts of one size; empty if the recipe has none."""
+        if self.scouts is None:
+            return ()
+        assert self._score is not None
+        return (self.scouts.send(rows, keys, plan, size, clock, self._score),)
+
+    def _plan(self, size: Size | None, iteration: int) -> Plan:
+        """The plan of an iteration for prompts of a size."""
+        return self.plan_for(iteration) if size is None else self._planner(size)(iteration)
 
     def _planner(self, size: Size) -> Callable[[int], Plan]:
         """The plans of a size, whose noise levels may depend on the size."""
@@ -340,9 +372,11 @@ class FlowTask(PolicyTask):
         clock: Clock,
         cuts: Sequence[int],
         decoded: Decoded | None,
+        scouted: tuple[Scouted, ...],
     ) -> Experience:
-        """Roll out a plan for prompts of one size."""
+        """Roll out a plan for prompts of one size, from the seeds that scouts have chosen, if there were any."""
         recipe, guide = self.recipe, None
+        numbers = [own for one in scouted for own in one.numbers.tolist()] or None
         updates, by_edges = len(cuts) + 1, recipe.optimizer.cut == "edges"
         starts = () if by_edges else tuple(cuts)
         prompts = tuple(row.prompt for row in rows)
@@ -360,7 +394,9 @@ class FlowTask(PolicyTask):
                     samples = [sample.read for row in rows[chunk] for sample in row.given]
                     return policy.given(samples, prompts, plan, chunk)
             with clock.part("denoiser"):
-                rollout = policy.sample(prompts, keys, plan, guide=guide, cuts=starts, chunk=chunk, told=clock.count)
+                rollout = policy.sample(
+                    prompts, keys, plan, guide=guide, cuts=starts, chunk=chunk, numbers=numbers, told=clock.count
+                )
             with clock.part("decode"):
                 return rollout, policy.decode(rollout, prompts, clock.count)
 
@@ -378,7 +414,8 @@ class FlowTask(PolicyTask):
                 by_edges,
                 teachers,
                 beside,
-                tuple(rows),
+                rows=tuple(rows),
+                scouted=scouted,
             )
             if decoded is not None and recipe.rollout.chunk is not None:
                 decoded(found)
@@ -426,8 +463,7 @@ class FlowTask(PolicyTask):
             f"{recipe.rollout.prompts} prompts × {expected.images // recipe.rollout.prompts} images an iteration, "
             f"{len(denoiser.sigmas) - 1} steps, {steps} optimizer step{'' if steps == 1 else 's'}{clip}"
         )
-        if (line := budget_line(recipe)) is not None:
-            yield line
+        yield from (line for line in (budget_line(recipe), scouts_line(recipe)) if line is not None)
         if self.fidelity is not None:
             yield f"given images come back from their latents with {self.fidelity:.1f} dB (PSNR, the first prompt)"
             if self.fidelity < LEAST_FIDELITY:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from flowgrpo.core.advantages import group_advantages
-from flowgrpo.core.diagnostics import degenerate_groups, step_statistics, summarise
+from flowgrpo.core.diagnostics import degenerate_groups, rank_correlations, step_statistics, summarise
 from flowgrpo.core.objectives import held_columns, policy_loss
 
 NAN = float("nan")
@@ -117,3 +117,22 @@ def test_a_group_with_one_informative_reward_is_not_degenerate():
 def test_one_sample_is_a_degenerate_group_and_none_is_no_group():
     assert degenerate_groups(torch.tensor([0.5]), [3]).tolist() == [1, 1]
     assert degenerate_groups(torch.zeros(0), torch.zeros(0)).tolist() == [0, 0]
+
+
+def test_rank_correlations_by_hand() -> None:
+    """1 - 6 Σd² / (n (n² - 1)) without equal values: the differences of ranks are 1, 1, 0, 0 in the second group."""
+    first = torch.tensor([3.0, 10.0, 1.0, 1.0, 2.0, 3.0, 4.0, 7.0])
+    second = torch.tensor([0.3, 0.4, 0.0, 20.0, 10.0, 30.0, 40.0, 1.0])
+    found = rank_correlations(first, second, [0, 0, 0, 5, 5, 5, 5, 9])
+    assert found[:2].tolist() == pytest.approx([1.0, 1.0 - 6 * 2 / (4 * 15)])
+    assert found[2].isnan()
+    assert rank_correlations(first, -second, [0, 0, 0, 5, 5, 5, 5, 9])[0] == pytest.approx(-1.0)
+
+
+def test_rank_correlations_give_equal_values_their_mean_rank_and_leave_nan_out() -> None:
+    """Ranks 1.5, 1.5, 3 and 1, 2, 3: the covariance is 1.5 of √(1.5 · 2)."""
+    first = torch.tensor([1.0, 1.0, 2.0, torch.nan, 8.0, 5.0, 5.0])
+    second = torch.tensor([1.0, 2.0, 3.0, 0.0, torch.nan, 1.0, 2.0])
+    found = rank_correlations(first, second, [0, 0, 0, 0, 0, 1, 1])
+    assert float(found[0]) == pytest.approx(1.5 / 3.0**0.5)
+    assert found[1].isnan()

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...core.diagnostics import degenerate_groups, summarise
+from ...core.diagnostics import degenerate_groups, rank_correlations, summarise
+from ...pipelines.experience import Scouted
 from ...rewards.runner import RewardBatch
+from ..credit.combining import total_reward
 from ..credit.pooling import Batch, Pooled
 from ..data import PromptRow
 from ..distributed.processes import Processes
@@ -139,6 +141,34 @@ def batch_record(processes: Processes, batch: Batch, advantages: Tensor) -> dict
     """
     # A mean would be rounded differently for another order of the nodes.
     largest = advantages.nan_to_num(0.0).abs().amax().item() if advantages.numel() else 0.0
-    mine = batch.experience.record(), len(batch.scores.values), largest
-    records, sizes, found = zip(*processes.gather(mine))
-    return joint_record(records, sizes) | {"advantage/largest": max(found)}
+    mine = batch.experience.record(), len(batch.scores.values), largest, scouts_measured(batch)
+    records, sizes, found, scouts = zip(*processes.gather(mine))
+    return joint_record(records, sizes) | scouts_record(scouts) | {"advantage/largest": max(found)}
+
+
+Measured = list[tuple[float, float, float]]
+"""For each prompt, the sum of its scouts' scores, their number, and the rank correlation with its images' scores."""
+
+
+def scouts_measured(batch: Batch) -> Measured:
+    """What the scouts of this process say about the images of their seeds; empty if there were no scouts."""
+    scouted: Sequence[Scouted] = batch.experience.scouted
+    if not scouted:
+        return []
+    before = torch.cat([one.scores.gather(1, one.numbers).flatten() for one in scouted])
+    ranks = rank_correlations(before, total_reward(batch.scores, batch.experience), batch.experience.groups)
+    sums = torch.cat([one.scores.double().nansum(1) for one in scouted])
+    counts = torch.cat([(~one.scores.isnan()).double().sum(1) for one in scouted])
+    return list(zip(sums.tolist(), counts.tolist(), ranks.tolist()))
+
+
+def scouts_record(parts: Sequence[Measured]) -> dict[str, float | None]:
+    """Metrics of the scouts of all processes; none if there were no scouts."""
+    sums, counts, ranks = zip(*(prompt for part in parts for prompt in part)) if any(parts) else ((), (), ())
+    known = [rank for rank in ranks if math.isfinite(rank)]
+    if not sums:
+        return {}
+    return {
+        "scouts/reward": math.fsum(sums) / sum(counts) if sum(counts) else None,
+        "scouts/rank": math.fsum(known) / len(known) if known else None,
+    }

@@ -102,6 +102,11 @@ class Completions:
         """[B] log-probs of whole completions under the sampler; tokens that it did not draw add 0."""
         return torch.tensor([sum(one) for one in self.sampled.log_probs], dtype=torch.float64)
 
+    @property
+    def scouted(self) -> tuple[()]:
+        """Empty: completions have no scouts."""
+        return ()
+
     @cached_property
     def outcomes(self) -> Tensor:
         """[B] bool: completions that count."""
