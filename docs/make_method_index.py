@@ -33,10 +33,10 @@ from flowgrpo.core import forward_process as forward
 from flowgrpo.pipelines import policy, scored_edges
 from flowgrpo.rewards import win_rate
 from flowgrpo.samplers import kernels, plans, schedules, solvers, transitions, windows
-from flowgrpo.training import anchor
+from flowgrpo.training import anchor, planning
 from flowgrpo.training.credit import step_credits
 from flowgrpo.training.extensions import novelty, suspects
-from flowgrpo.training.images import critic, images_beside
+from flowgrpo.training.images import critic, images_beside, scouting
 from flowgrpo.training.losses import directed, neighbour, reward_gradient, transition
 
 PAGE = Path(__file__).resolve().with_name("methods.md")
@@ -199,6 +199,12 @@ METHODS = (
         "another form: its old policy lags behind by several updates, and it trains the best and the worst images "
         "only, at the noisier levels of short rollouts.",
         (forward.diffusion_nft,), ("diffusion-nft",),
+    ),
+    Method(
+        "Sol-RL", "2604.06916", ("sol_rl",),
+        "The scouts are computed with the weights of the policy as they are, and not in 4 bits (NVFP4). The rest is "
+        "the recipe of DiffusionNFT.",
+        (scouting.Scouts, scouting.seeds_to_sample, planning.scouting_plan),
     ),
     Method(
         "AWM", "2509.25050", ("awm",),

@@ -422,7 +422,8 @@ def _scouts_warnings(recipe: Planned) -> list[str]:
     if scouts_evaluations(recipe) + recipe.rollout.group * steps >= scouts.group * steps:
         found.append(
             f"scouts save nothing: with the images of their seeds they take as many evaluations as {scouts.group} "
-            "images with all steps, of which select can choose; use fewer rollout.scouts.steps, or more scouts"
+            "images with all steps; use fewer rollout.scouts.steps or more scouts, or choose among all images with "
+            "select"
         )
     return found
 

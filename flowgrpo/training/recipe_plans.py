@@ -10,7 +10,7 @@ from ..parts.choice import options_model
 from ..parts.traits import trained
 from ..samplers.transitions import edge_bounds
 from .images.critic import check_guide
-from .planning import Planned, forecast, levels_of, planner, setting_of
+from .planning import Planned, forecast, levels_of, planner, scouting_plan, setting_of
 
 CHECKED_PLANS = 50
 """The check makes the plans of this many iterations."""
@@ -25,6 +25,8 @@ def check_plans(recipe: Planned) -> None:
     plan, wanted = planner(recipe, levels_of(recipe))(0), trained(recipe)
     if isinstance(recipe, Recipe) and recipe.sampler.guide is not None:
         check_guide(plan)
+    if isinstance(recipe, Recipe) and recipe.rollout.scouts is not None:
+        scouting_plan(recipe, plan)
     check_edges(recipe)
     if isinstance(recipe, Recipe) and (recipe.sampler.sigmas or recipe.sampler.shift is not None):
         _check_own_table(recipe.model.variant)

@@ -226,3 +226,28 @@ def test_a_server_that_was_not_asked_is_named(monkeypatch: pytest.MonkeyPatch) -
     ) in output
     assert output.count("not checked: ") == 1
     assert "not checked: " not in plan("default")
+
+
+def test_a_plan_counts_scouts_and_says_when_they_save_nothing():
+    """Of a prompt: 48 scouts of six steps, and twelve images of ten steps."""
+    output = plan("sol_rl", "run.iterations=2")
+    line = "scouts: 48 a prompt, of 6 steps each; the seeds of 12 of them, extremes, are sampled with all 10 steps\n"
+    assert line in output
+    assert "they cost a prompt 288 evaluations, and each of them is decoded and scored by every reward" in output
+    assert "(NFE of the old policy, of θ): (34, 3), with shared states (34, " in output
+    assert "note:" not in output
+    assert "scouts" not in plan("diffusion_nft", "run.iterations=2")
+    # 20 scouts of four steps and twelve images of ten are 200 evaluations, as many as twenty images.
+    words = ("sol_rl", "run.iterations=2", "rollout.scouts.group=20")
+    assert (
+        "note: scouts save nothing: with the images of their seeds they take as many evaluations as 20 images"
+        in plan(*words, "rollout.scouts.steps=4")
+    )
+    assert "note:" not in plan(*words, "rollout.scouts.steps=3")
+
+
+def test_a_plan_says_that_scouts_say_less_where_steps_draw_noise():
+    words = ("mixgrpo_guard", "run.iterations=2", "sampler.plan.shared_noise=false")
+    scouts = "rollout.scouts={group: 48, steps: 3}"
+    assert "note: steps of sampler.plan window draw noise, so a seed does not decide its image" in plan(*words, scouts)
+    assert "a seed does not decide" not in plan(*words)

@@ -442,3 +442,17 @@ def test_a_loss_that_differentiates_rewards_keeps_the_graph_of_the_decoder() -> 
     images = image.flops["training"] - 12 * model.decode_graph_flops
     predictions = prediction.flops["training"] - 24 * model.decode_graph_flops
     assert images / 3 == pytest.approx(predictions / 2)
+
+
+def test_scouts_are_sampled_and_decoded_and_not_trained():
+    """Of a prompt: seven scouts of two steps beside three images of five; states of scouts wait only before them."""
+    plain, found = of(), of(rollout={"scouts": {"group": 7, "steps": 2}})
+    model = model_of(recipe().model)
+    assert found.flops["sampling"] == pytest.approx(8 * (15 + 14) * model.evaluation.forward)
+    assert found.flops["decoding"] == pytest.approx(8 * (3 + 7) * model.decode_flops)
+    assert found.flops["training"] == plain.flops["training"]
+    assert found.resting == plain.resting
+    many = {"group": 100, "steps": 2}
+    assert of(rollout={"scouts": many}).resting["rollout states"] == 8 * ELEMENTS * 4 * 100
+    # Two prompts at a time have fewer states than the rollout.
+    assert of(rollout={"scouts": {"group": 70, "steps": 2}, "chunk": 2}).resting == plain.resting

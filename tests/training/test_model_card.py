@@ -123,6 +123,15 @@ def test_the_table_says_what_was_trained() -> None:
     assert rows["objective"].startswith("forward (diffusion_nft)")
 
 
+def test_a_card_says_which_scouts_chose_the_images() -> None:
+    recipe = images("rollout={prompts: 6, group: 4, scouts: {group: 9, steps: 3, keep: widest}}")
+    rows = {key: cells[0] for key, cells in table(card_text(recipe, [], LORA), "Training").items() if key}
+    assert rows["iterations"] == (
+        f"40 of {recipe.run.iterations}, each with 6 prompts × 4 images, whose seeds 9 scouts a prompt, of 3 steps, "
+        "have chosen (widest)"
+    )
+
+
 def test_a_card_says_who_taught_and_whether_rewards_did() -> None:
     facts = CardFacts("lora", 3)
     teachers = "model.teachers=[{name: sums, path: /data/runs/large}, {name: words, path: Qwen/Qwen2.5-7B-Instruct}]"

@@ -8,7 +8,7 @@ import pytest
 from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe, recipe_names
 from flowgrpo.training.credit.from_scores import Credit
-from flowgrpo.training.planning import forecast, planner
+from flowgrpo.training.planning import forecast, planner, scouts_evaluations
 from flowgrpo.training.session import start
 
 PUBLISHED = [
@@ -55,7 +55,7 @@ def test_a_recipe_trains_from_ratios_of_exactly_one(name: str, random_pipeline: 
     plan = planner(
         recipe, recipe.sampler.sigmas or [1 - k / recipe.sampler.steps for k in range(recipe.sampler.steps + 1)]
     )
-    assert lines[0]["evaluations"] == 2 * plan(0).counts().evaluations
+    assert lines[0]["evaluations"] == 2 * (plan(0).counts().evaluations + scouts_evaluations(recipe))
     result = {"lora": "lora/pytorch_lora_weights.safetensors", "full": "pipeline/model_index.json"}[recipe.model.train]
     assert (tmp_path / "run" / result).is_file()
 

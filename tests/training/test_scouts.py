@@ -15,13 +15,14 @@ from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import dump_recipe, load_recipe
 from flowgrpo.inference.inference import sample_images
 from flowgrpo.pipelines.experience import Scouted
-from flowgrpo.samplers.plans import Plan, StepPlan
 from flowgrpo.training.images.scouting import seeds_to_sample
 from flowgrpo.training.planning import levels_of, planner, scouting_plan
+from flowgrpo.training.recipe_plans import check_plans
 from flowgrpo.training.reporting.records import scouts_record
 from flowgrpo.training.session import start
 from flowgrpo.training.tasks import FlowTask
 from flowgrpo.training.trainer import Trainer
+from tests.training import test_sharding
 from tests.training.test_processes import Runs, lines, printed, require_equal, run_all, shortened, statuses
 
 SCOUTS = "rollout.scouts={group: 7, steps: 2}"
@@ -76,13 +77,18 @@ def test_scouts_that_cannot_work_are_refused(recipe: str, words: list[str], mess
         load_recipe(recipe, words)
 
 
-def test_a_plan_of_ones_own_with_one_seed_is_refused() -> None:
-    recipe = load_recipe("default", ["rollout.scouts={group: 24, steps: 3}"])
-    with pytest.raises(
-        ValueError,
-        match=r"chooses 12 seeds of a prompt, one for each image, and sampler\.plan ode makes 1 ",
-    ):
-        scouting_plan(recipe, Plan((1.0, 0.5, 0.0), (StepPlan(), StepPlan())))
+def test_a_plan_of_ones_own_with_one_seed_is_refused(tmp_path: Path) -> None:
+    """It says nothing about itself, so only its trees show that several images have one seed."""
+    (tmp_path / "own.py").write_text(
+        "from flowgrpo.samplers.plans import Plan, StepPlan\n\n"
+        "def one_seed(setting, iteration):\n"
+        "    first = StepPlan(kernel=setting.kernel, children=setting.group, trained=True)\n"
+        "    return Plan(setting.sigmas, (first, *(StepPlan() for _ in setting.sigmas[2:])))\n"
+    )
+    own = f"sampler.plan={tmp_path / 'own.py'}:one_seed"
+    check_plans(load_recipe("mixgrpo_guard", [own]))
+    with pytest.raises(ValueError, match=r"chooses 12 seeds of a prompt, one for each image, and .* 12 images from 1 "):
+        check_plans(load_recipe("mixgrpo_guard", [own, "rollout.scouts={group: 24, steps: 3}"]))
 
 
 @pytest.mark.parametrize("words", [[], ["sampler.shift=3.0"], ["sampler.sigmas=[1.0, 0.9, 0.6, 0.3, 0.0]"]])
@@ -253,9 +259,10 @@ def runs(small: list[str], tmp_path_factory: pytest.TempPathFactory) -> Runs:
     found, jobs = Runs(logs=folder), list[dict[str, Any]]()
     # Batches of three states hold the same states in any process, because there are three images and six scouts.
     sizes = "prompts: 3, group: 3, batch: 3, decode_batch: 3, scouts: {group: 6, steps: 2}"
-    for name, rollout in (("one", sizes), ("two", f"{sizes}, chunk: 1")):
-        recipe = load_recipe("diffusion_nft", [*words, f"rollout={{{rollout}}}"])
-        (folder / f"{name}.yaml").write_text(dump_recipe(recipe))
+    for kind, more in (("", []), ("full-", ["model.train=full"])):
+        for name, rollout in (("one", sizes), ("two", f"{sizes}, chunk: 1")):
+            recipe = load_recipe("diffusion_nft", [*words, f"rollout={{{rollout}}}", *more])
+            (folder / f"{kind}{name}.yaml").write_text(dump_recipe(recipe))
 
     def job(name: str, words: list[str], count: int, **environment: str) -> None:
         jobs.append({"words": words, "log": name, "count": count, "environment": environment})
@@ -265,6 +272,8 @@ def runs(small: list[str], tmp_path_factory: pytest.TempPathFactory) -> Runs:
         return folder / name
 
     found.one["plain"], found.two["plain"] = train("plain-one", "one", 1), train("plain-two", "two", 2)
+    found.one["shards"] = train("shards-one", "full-one", 1)
+    found.two["shards"] = train("shards-two", "full-two", 2, **test_sharding.FSDP)
     # The evaluation, scouts and images of the first iteration, scouts of the second.
     found.one["killed"] = train("killed", "one", 1, KILLED_AT="4")
     run_all(jobs, folder)
@@ -288,6 +297,13 @@ def test_two_processes_give_the_run_of_one(runs: Runs) -> None:
         other[f"scouts/{name}"] for name in ("rank", "reward")
     ]
     assert first["evaluations"] == other["evaluations"] == 3 * (6 * 2 + 3 * 4)
+
+
+@pytest.mark.slow
+def test_processes_that_share_weights_send_unequal_numbers_of_scouts(runs: Runs) -> None:
+    """While one sends its second prompt's scouts the other has none, and takes part in what gathers the weights."""
+    assert statuses(runs, "shards-two") == [0, 0], printed(runs, "shards-two", 0) + printed(runs, "shards-two", 1)
+    test_sharding.require_equal(runs.two["shards"], runs.one["shards"])
 
 
 @pytest.mark.slow

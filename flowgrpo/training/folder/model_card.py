@@ -186,6 +186,9 @@ def _rows(recipe: AnyRecipe, facts: CardFacts, base: str) -> Iterable[tuple[str,
     yield "rewards", rewards if rewarded(recipe) else f"{rewards}, only reported"
     noun = "images" if isinstance(recipe, Recipe) else "completions"
     sampled = f"{recipe.rollout.prompts} prompts × {recipe.rollout.group} {noun}"
+    scouts = recipe.rollout.scouts if isinstance(recipe, Recipe) else None
+    if scouts is not None:
+        sampled += f", whose seeds {scouts.group} scouts a prompt, of {scouts.steps} steps, have chosen ({scouts.keep})"
     yield "iterations", f"{facts.iteration} of {recipe.run.iterations}, each with {sampled}"
     optimizer = recipe.optimizer
     steps = optimizer.updates * optimizer.epochs
