@@ -175,7 +175,7 @@ def _print_counts(recipe: Recipe | MaskedRecipe) -> None:
         scouts_evaluations,
         scouts_line,
         search_line,
-    )  # fmt: skip
+    )
     from ..training.recipe_prompts import given_columns
 
     expected, noun = forecast(recipe), "completion" if recipe.task == "masked" else "image"

@@ -118,13 +118,11 @@ def rank_correlations(first: Tensor, second: Tensor, groups: Tensor | Sequence[i
     """
     index, count = group_index(groups, len(first), first.device)
     known = ~(first.isnan() | second.isnan())
-    pairs = (index[:, None] == index) & known[:, None] & known
+    pairs = torch.stack([as_precise(first), as_precise(second)])
 
-    def ranked(values: Tensor) -> Tensor:
-        """[N] how many values of the group are smaller, less how many are greater: 2 * rank - 1 - size of the group."""
-        precise = as_precise(values)
-        return torch.where(pairs, (precise[:, None] - precise).sign(), 0.0).sum(1)
+    def correlation(values: Tensor) -> Tensor:
+        # How many values are smaller, less how many are greater, is 2 * rank - 1 - size, and its mean is 0.
+        ranks = (values[:, :, None] - values[:, None]).sign().sum(2)
+        return (ranks[0] * ranks[1]).sum() / (ranks.square().sum(1).prod()).sqrt()
 
-    a, b = ranked(first), ranked(second)
-    sums = a.new_zeros(count, 3).index_add(0, index, torch.stack([a * b, a * a, b * b], 1))
-    return sums[:, 0] / (sums[:, 1] * sums[:, 2]).sqrt()
+    return torch.stack([correlation(pairs[:, known & (index == k)]) for k in range(count)])

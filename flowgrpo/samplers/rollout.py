@@ -166,6 +166,11 @@ class RolloutRunner:
         if plan.given:
             raise ValueError("the plan takes its images from the data, so there is nothing to sample and no tree")
         own = numbers or [range(plan.roots)] * len(keys)
+        if any(len(each) != plan.roots for each in own) or len(own) != len(keys):
+            raise ValueError(
+                f"numbers has {[len(each) for each in own]} roots of each prompt; give {plan.roots} for each of "
+                f"{len(keys)} prompts"
+            )
         roots = [(first + k, r) for k in range(len(keys)) for r in own[k]]
         tree = _Tree(roots)
         root_keys = list(noises or [address(keys[p - first], 0, r) for p, r in roots])

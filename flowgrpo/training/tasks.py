@@ -326,7 +326,7 @@ class FlowTask(PolicyTask):
             plan = self.plan_for(iteration)
             scouted = self._scouted(rows, keys, plan, None, clock)
             return self._rollout(self.policy, plan, rows, keys, iteration, clock, cuts, decoded, scouted)
-        plans = {size: self._plan(size, iteration) for size in sizes_of(rows)}
+        plans = {size: self._plan(size, iteration) for size in dict.fromkeys(sizes_of(rows))}
         groups = [
             (size, places, chosen(rows, places), chosen(keys, places)) for size, places in by_size(sizes_of(rows))
         ]

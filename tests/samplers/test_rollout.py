@@ -515,3 +515,28 @@ def test_replay_evaluates_the_present_policy_at_the_recorded_states() -> None:
 def test_a_batch_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="batch is 0; use at least 1"):
         RolloutRunner(Model([1]), PLANS["window"], SHAPE, batch=0)
+
+
+@pytest.mark.parametrize("spread", [None, 0.5])
+@pytest.mark.parametrize("stochastic", [False, True])
+def test_roots_of_some_numbers_are_those_of_a_rollout_of_all(spread: float | None, stochastic: bool) -> None:
+    """To the bit: their first noises, and the noises of later steps."""
+
+    def plan(samples: int) -> Plan:
+        if stochastic:
+            return window_plan(FIVE, [1, 2], FLOW, samples=samples, shared_noise=False)
+        return ode_plan(FIVE, samples=samples, spread=spread, solver="dpmpp_2m")
+
+    keys, numbers = (11, 5), [[1, 4], [0, 6]]
+    some = RolloutRunner(Model(keys), plan(2), SHAPE).run(keys, numbers=numbers)
+    every, _ = run(plan(7), keys)
+    assert torch.equal(some.x, every.x[[1, 4, 7, 13]])
+    assert some.root[some.leaf].tolist() == [1, 4, 0, 6]
+    assert some.leaf_prompt.tolist() == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("numbers", [[[1, 4]], [[1], [0]], [[1, 2, 3], [0, 1, 2]]])
+def test_numbers_that_do_not_fit_the_plan_are_refused(numbers: list[list[int]]) -> None:
+    runner = RolloutRunner(Model((11, 5)), ode_plan(FIVE, samples=2), SHAPE)
+    with pytest.raises(ValueError, match="give 2 for each of 2 prompts"):
+        runner.run((11, 5), numbers=numbers)
