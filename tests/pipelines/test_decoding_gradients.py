@@ -48,5 +48,5 @@ def test_the_images_of_every_other_class_have_a_gradient(name: str, tmp_path: Pa
     if name not in WITHOUT:
         require_gradient(name, tmp_path)
         return
-    with pytest.raises(RuntimeError, match="requires grad|modified by an inplace operation"):
+    with pytest.raises(RuntimeError, match=r"requires grad|modified by an inplace operation"):
         require_gradient(name, tmp_path)
