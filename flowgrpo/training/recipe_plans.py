@@ -21,7 +21,7 @@ are counted in this many iterations."""
 
 def check_plans(recipe: Planned) -> None:
     """Make the plans of the first iterations, and check that the plans fit the objective and the guide."""
-    forecast(recipe, most=CHECKED_PLANS)
+    windows = [counts.trained_steps for counts in forecast(recipe, most=CHECKED_PLANS).counts]
     plan, wanted = planner(recipe, levels_of(recipe))(0), trained(recipe)
     if isinstance(recipe, Recipe) and recipe.sampler.guide is not None:
         check_guide(plan)
@@ -34,10 +34,23 @@ def check_plans(recipe: Planned) -> None:
         raise ValueError(
             f"sampler.plan {recipe.sampler.plan.name} trains no step, and objective {recipe.objective.name} needs one"
         )
+    if wanted == "gradients" and recipe.objective.get("at") == "image" and recipe.objective.get("through"):
+        for steps in windows:
+            _check_suffix(list(steps), plan.num_steps)
     if wanted == "steps" and plan.neighbours:
         raise ValueError(
             f"sampler.plan {recipe.sampler.plan.name} trains deterministic steps; use objective neighbour, "
             "directed, reward_gradient or visited, or another plan"
+        )
+
+
+def _check_suffix(steps: list[int], count: int) -> None:
+    """Check that the gradient of a finished image meets trained steps alone on its way to each of them."""
+    if steps != list(range(count - len(steps), count)):
+        raise ValueError(
+            f"objective reward_gradient goes through the steps that follow a trained step, and the window {steps} does "
+            f"not end with the last of {count} steps; use sampler.plan.window {{name: last, size: {len(steps)}}}, or "
+            "objective.through false"
         )
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import RecipeError, load_recipe
+from flowgrpo.training.checking import check
 from flowgrpo.training.folder.run_folder import RunFolder
 from flowgrpo.training.losses.reward_gradient import differentiated
 from flowgrpo.training.session import Session
@@ -161,7 +162,7 @@ def test_at_a_prediction_the_clean_image_of_each_state_is_scored(random_pipeline
 def test_a_run_resumes_to_the_bit(random_pipeline, tmp_path) -> None:
     words = words_of(
         random_pipeline, tmp_path, "run={iterations: 3, checkpoint_every: 1}", "optimizer.learning_rate=0.01",
-        "sampler.plan.window={name: last, size: 2}", reward="flat",
+        "sampler.plan.window={name: last, size: 2}", "optimizer.updates=2", reward="flat",
     )  # fmt: skip
     same_when_resumed("draft", words, tmp_path)
 
@@ -231,16 +232,19 @@ def test_a_recipe_that_does_not_fit_is_refused(words: list[str], said: str) -> N
     assert said in str(caught.value)
 
 
-@pytest.mark.slow
-def test_a_window_that_ends_early_is_refused_if_the_gradient_goes_through_what_follows(
-    random_pipeline, tmp_path
-) -> None:
-    trainer = trainer_of(random_pipeline, tmp_path, "sampler.plan.window={name: frozen, size: 2, start: 1}")
-    _, e = trainer.collect(0)
-    with pytest.raises(
-        ValueError, match=re.escape("the window [1, 2] does not end with the last of 4 steps; use window")
-    ):
-        trainer.objective.prepare(e)
+@pytest.mark.parametrize("window", ["{name: frozen, size: 2, start: 1}", "{name: subset, size: 2}", "all"])
+def test_a_window_that_ends_early_is_refused_if_the_gradient_goes_through_what_follows(window: str) -> None:
+    words = [f"sampler.plan.window={window}", "sampler.steps=4"]
+    said = re.escape(
+        "does not end with the last of 4 steps; use sampler.plan.window {name: last, size: 2}, or objective"
+    )
+    if window == "all":
+        # Here the window has all steps, the last one among them.
+        check(load_recipe("draft", words)).require()
+        return
+    with pytest.raises(ValueError, match=said):
+        check(load_recipe("draft", words)).require()
+    check(load_recipe("draft", [*words, "objective.through=false"])).require()
 
 
 @pytest.mark.slow

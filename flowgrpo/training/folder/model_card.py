@@ -19,7 +19,7 @@ import yaml
 
 from ...configs.schema import AnyRecipe, MaskedRecipe, Recipe
 from ...configs.yaml_text import Dumper
-from ...parts.traits import offered, rewarded
+from ...parts.traits import compares_rewards, offered, rewarded
 from ..teachers import own_teacher
 from .card_snippets import RESULT_LINE, result_line, snippet
 from .files import write_text
@@ -153,7 +153,7 @@ def _head(recipe: AnyRecipe, facts: CardFacts, base: str | None) -> dict[str, An
     head["library_name"] = "diffusers" if not text else "peft" if facts.kind == "lora" else "transformers"
     fills = isinstance(recipe, MaskedRecipe) and not facts.own_class
     head["pipeline_tag"] = "fill-mask" if fills else pipeline_tag(text, facts)
-    head["tags"] = ["flowgrpo", *(["reinforcement-learning", "grpo"] if rewarded(recipe) else [])]
+    head["tags"] = ["flowgrpo", *(["reinforcement-learning", "grpo"] if compares_rewards(recipe) else [])]
     head["tags"] += ["distillation"] if _teachers(recipe) or own_teacher(recipe) else []
     head["tags"] += ["lora"] if facts.kind == "lora" else []
     return head

@@ -136,18 +136,7 @@ class RewardGradientObjective(EdgeObjective):
         self._states: Tensor | None = None
 
     def prepare(self, experience: Experience) -> None:
-        """Find the image to which each state leads.
-
-        Raises:
-            ValueError: the gradient cannot go through the steps that follow the window.
-        """
-        steps, count = experience.plan.trained_steps, experience.plan.num_steps
-        if self.through and list(steps) != list(range(count - len(steps), count)):
-            raise ValueError(
-                f"objective reward_gradient goes through the steps that follow, and the window {list(steps)} does not "
-                f"end with the last of {count} steps; use window: {{name: last, size: {len(steps)}}}, or "
-                "objective.through false"
-            )
+        """Find the image to which each state leads."""
         self._image = experience.image_of_node()
 
     def measure(self, experience: Experience, part: int, advantages: Tensor, keep: Tensor | None) -> None:
