@@ -1,5 +1,6 @@
 """Objective `reward_gradient`: the gradients of rewards go through the decoder and the last steps (DRaFT, ReFL)."""
 
+import json
 import re
 from pathlib import Path
 
@@ -8,13 +9,16 @@ import torch
 from torch import Tensor
 
 from flowgrpo.bench.measures import Silent
-from flowgrpo.configs.load import RecipeError, load_recipe
+from flowgrpo.configs.load import RecipeError, dump_recipe, load_recipe
 from flowgrpo.training.checking import check
 from flowgrpo.training.folder.run_folder import RunFolder
 from flowgrpo.training.losses.reward_gradient import differentiated
 from flowgrpo.training.session import Session
 from flowgrpo.training.trainer import Trainer
 from tests.parts.own_parts import same_when_resumed
+from tests.training import test_processes, test_sharding
+from tests.training.test_processes import run_all
+from tests.training.test_sharding import FSDP
 
 SMALL = (
     "rollout={prompts: 2, group: 2, batch: 3, decode_batch: 3}", "sampler.steps=4", "data.heldout=null",
@@ -253,3 +257,26 @@ def test_a_penalty_beside_the_reward_holds_the_model_near_the_reference(random_p
     trainer = trainer_of(random_pipeline, tmp_path, window, "penalties=[{name: kl, weight: 3.0}]", reward="flat")
     assert trainer.iterate(0)["kl"] == 0.0
     assert trainer.iterate(1)["kl"] > 0.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharded", [False, True])
+def test_two_processes_give_the_run_of_one(sharded: bool, random_pipeline, tmp_path) -> None:
+    """Three prompts, so that one process has more images than the other."""
+    words = words_of(
+        random_pipeline, tmp_path, "sampler.plan.window={name: last, size: 2}", "run.iterations=2",
+        "optimizer.eps=0.01", *(["model.train=full"] if sharded else ["optimizer.learning_rate=0.5"]), reward="flat",
+    )  # fmt: skip
+    recipe = load_recipe("draft", [*words, "rollout={prompts: 3, group: 2, batch: 2, decode_batch: 2}"])
+    (tmp_path / "recipe.yaml").write_text(dump_recipe(recipe))
+    train = ["train", str(tmp_path / "recipe.yaml"), "--out"]
+    own = FSDP if sharded else {}
+    run_all(
+        [
+            {"words": [*train, str(tmp_path / "one")], "log": "one", "count": 1},
+            {"words": [*train, str(tmp_path / "two")], "log": "two", "count": 2, "environment": own},
+        ],
+        tmp_path,
+    )
+    assert json.loads((tmp_path / "two.json").read_text()) == [0, 0], (tmp_path / "two-0.txt").read_text()
+    (test_sharding if sharded else test_processes).require_equal(tmp_path / "two", tmp_path / "one")
