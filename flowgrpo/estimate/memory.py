@@ -146,10 +146,14 @@ def teachers_of(recipe: Recipe, model: Model) -> int:
     return each * numbers + model.teachers
 
 
+OF_UPDATE = "training", "decoding with gradients"
+"""The phases of an iteration in which trained weights have gradients."""
+
+
 def at_once(resting: Mapping[str, int], passing: Mapping[str, int]) -> dict[str, int]:
-    """Bytes in use at once in each phase of `passing`. Only "training" has gradients: optimizer steps free them."""
+    """Bytes in use at once in each phase of `passing`. Phases of an update alone have gradients; its steps free them."""
     rest = sum(resting.values())
-    return {name: rest + size - (0 if name == "training" else resting["gradients"]) for name, size in passing.items()}
+    return {name: rest + size - (0 if name in OF_UPDATE else resting["gradients"]) for name, size in passing.items()}
 
 
 def waiting(recipe: Recipe) -> list[str]:
