@@ -151,7 +151,7 @@ OF_UPDATE = "training", "decoding with gradients"
 
 
 def at_once(resting: Mapping[str, int], passing: Mapping[str, int]) -> dict[str, int]:
-    """Bytes in use at once in each phase of `passing`. Phases of an update alone have gradients; its steps free them."""
+    """Bytes in use at once in each phase of `passing`. Only an update has gradients, and its steps free them."""
     rest = sum(resting.values())
     return {name: rest + size - (0 if name in OF_UPDATE else resting["gradients"]) for name, size in passing.items()}
 
