@@ -20,6 +20,8 @@ from .material import Material, arithmetic_samples, scene_samples, written_compl
 from .trial import Trial
 from .usefulness import check_agreement, check_distribution, check_range, check_signal
 
+HAS_GRADIENT = "has a gradient with respect to the images, which objective reward_gradient can follow"
+
 
 @dataclass(frozen=True)
 class CheckPlan:
@@ -138,6 +140,10 @@ def check_on(
         _check_prompt_use(trial, few, first.values, report)
     check_range(trial, plan.declared, report)
     report.lines.append(f"scored {trial.watch.samples} samples in {trial.watch.calls} calls")
+    lack = trial.lacks_gradient(few)
+    if lack is not None:
+        # This is no fault: most recipes compare scores, and need no gradient.
+        report.lines.append(f"has no gradient with respect to the images: {lack}" if lack else HAS_GRADIENT)
     return report
 
 

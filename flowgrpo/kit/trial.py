@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..rewards.base import InvalidScores, MissingDependency, RewardError, RewardSpec, Scores
+from ..rewards.base import InvalidScores, MissingDependency, NoGradient, RewardError, RewardSpec, Scores
 from ..rewards.registry import build
 from ..rewards.runner import RewardSet
 from ..rewards.time_limit import TimedOut
@@ -167,6 +167,24 @@ class Trial:
         known = values[~values.isnan()].tolist()
         self.low, self.high = min([self.low, *known]), max([self.high, *known])
         return TrialScores(values)
+
+    def lacks_gradient(self, material: Material) -> str | None:
+        """Why the first score has no gradient with respect to its image; "" if it has one, None if nobody knows."""
+        one = material.take([0])
+        samples = one.samples
+        if not isinstance(samples, Tensor):
+            return None
+        if self.frames is not None and not one.moving:
+            samples = panned(samples, self.frames)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                self.reward.gradient(samples, one.prompts, copy.deepcopy(self._columns(one)))
+        except NoGradient as error:
+            return error.why
+        except Exception:
+            return None
+        return ""
 
     def _columns(self, material: Material) -> dict[str, list[Any]]:
         """The columns of the material; for a reward that scores parts, also the lines of each completion as parts."""

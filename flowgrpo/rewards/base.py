@@ -108,9 +108,13 @@ class NoGradient(ValueError):
     Args:
         reward: name of the reward.
         why: a clause that says why.
+
+    Attributes:
+        why: the clause.
     """
 
     def __init__(self, reward: str, why: str) -> None:
+        self.why = why
         super().__init__(
             f"reward {reward!r} has no gradient with respect to the images: {why}. Compute it with torch from "
             "`images`, without torch.no_grad, numpy or PIL; or give it weight 0, so that it is only reported; or use "

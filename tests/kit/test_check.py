@@ -382,3 +382,16 @@ def test_an_entry_with_other_keys_is_refused_by_their_names(text: str, said: str
 def test_an_option_of_another_type_is_told_with_the_name_of_its_reward():
     with pytest.raises(ValueError, match="reward 'reactions' cannot be made: TypeError"):
         build(RewardSpec("reactions", options={"marks": 5, "runs": 5}))
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("brightness", "has a gradient with respect to the images, which objective reward_gradient can follow"),
+        (RewardSpec("jpeg_compressibility"), "has no gradient with respect to the images: it returns a list"),
+    ],
+)
+def test_it_is_said_whether_a_reward_has_a_gradient(spec: RewardSpec | str, said: str, scenes: Material) -> None:
+    report = examine(spec, scenes)
+    assert report.lines[-1] == said
+    assert "gradients" not in {finding.code for finding in report.findings}
