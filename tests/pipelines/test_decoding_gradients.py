@@ -1,4 +1,4 @@
-"""The decoding of a pipeline as a function that can be differentiated, for rewards whose gradients are followed."""
+"""Steps and decoding of a pipeline as functions that can be differentiated, as rewards with gradients need them."""
 
 from pathlib import Path
 
@@ -16,8 +16,27 @@ NEVER_CALLED = {"ChromaInpaintPipeline"}
 FEW = ("StableDiffusion3Pipeline", "Flux2KleinPipeline", "QwenImagePipeline", "WanPipeline", "LTX2Pipeline")
 
 
+# No step fits all classes: a step is too long if a prediction bends strongly, and too short if a class rounds inside.
+STEPS = 1e-2, 5e-4
+
+
+def require_slopes(denoiser: Denoiser, x: torch.Tensor, texts: list[str]) -> None:
+    """Compare the gradient of each step's prediction with respect to the state with a small change of the state."""
+    weight = torch.randn(x.shape, generator=torch.Generator().manual_seed(2))
+    for i in range(denoiser.num_steps):
+        state = x.detach().float().requires_grad_()
+        (slope,) = torch.autograd.grad((denoiser.velocity(state, i, texts).float() * weight).sum(), state)
+        ratios = []
+        for step in STEPS:
+            move = step * float(x.norm()) * slope / slope.norm()
+            with torch.no_grad():
+                up, down = (denoiser.velocity(x + sign * move, i, texts).double() for sign in (1, -1))
+            ratios.append(float(((up - down) * weight).sum() / (2.0 * (slope * move).sum())))
+        assert min(abs(ratio - 1.0) for ratio in ratios) < 0.1, (i, ratios)
+
+
 def require_gradient(name: str, folder: Path) -> None:
-    """Decode with a graph, and compare the images with those without, and the slope with a small change."""
+    """Differentiate the predictions and the images, which must be those of decoding without a graph."""
     tiny = TINY[name]
     tiny.fresh().save_pretrained(folder)
     pipe, texts = tiny.loaded(folder), list(tiny.texts or TEXTS)[: tiny.batch]
@@ -28,6 +47,7 @@ def require_gradient(name: str, folder: Path) -> None:
     denoiser.self_check(texts)
     noise = torch.randn(len(texts), *denoiser.probe.latent_shape, generator=torch.Generator().manual_seed(3))
     x = noise.to(denoiser.probe.dtype).requires_grad_()
+    require_slopes(denoiser, x.detach(), texts)
     images = denoiser.decode_with_graph(x, texts)
     assert torch.equal(images.detach(), denoiser.decode(x.detach(), texts))
     (slope,) = torch.autograd.grad(images.sum(), x)
@@ -37,14 +57,14 @@ def require_gradient(name: str, folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FEW)
-def test_the_images_of_a_class_have_a_gradient(name: str, tmp_path: Path) -> None:
+def test_the_steps_and_images_of_a_class_have_a_gradient(name: str, tmp_path: Path) -> None:
     require_gradient(name, tmp_path)
 
 
 @pytest.mark.every
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(TINY) - NEVER_CALLED))
-def test_the_images_of_every_other_class_have_a_gradient(name: str, tmp_path: Path) -> None:
+def test_the_steps_and_images_of_every_class_have_a_gradient(name: str, tmp_path: Path) -> None:
     if name not in WITHOUT:
         require_gradient(name, tmp_path)
         return
