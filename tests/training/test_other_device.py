@@ -47,6 +47,8 @@ def require_there(session: Session, device: SimulatedDevice) -> None:
         ("mixgrpo_flash_guard", ["optimizer.updates=2", "penalties=[{name: kl, weight: 0.1}]", "rollout.store=host"]),
         ("dgpo", ["run.iterations=2", "rollout.chunk=1", "rollout.store=host"]),
         ("fdfo", ["rollout.group=2", "optimizer.updates=2", "rollout.store=host"]),
+        ("draft", ["rewards=[{name: proxy}]", "optimizer.updates=2", "rollout.chunk=1", "rollout.store=host"]),
+        ("refl", ["rewards=[{name: proxy}]", "sampler.plan.window.start=1", "penalties=[{name: kl, weight: 0.1}]"]),
     ],
 )
 def test_images(recipe: str, changes: list[str], other: SimulatedDevice, small: list[str], tmp_path: Path) -> None:
