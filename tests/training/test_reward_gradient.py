@@ -260,6 +260,21 @@ def test_a_penalty_beside_the_reward_holds_the_model_near_the_reference(random_p
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_in_16_bits_the_gradient_is_nearly_the_one_in_32(dtype: str, random_pipeline, tmp_path) -> None:
+    """Also in float16, where losses are scaled: what a step hands on to the step before must not be."""
+    found = []
+    for kind in ("float32", dtype):
+        (tmp_path / kind).mkdir()
+        words = "sampler.plan.window={name: last, size: 3}", f"model.dtype={kind}"
+        trainer = trainer_of(random_pipeline, tmp_path / kind, *words, reward="flat")
+        moved(trainer)
+        found.append(torch.cat([one.flatten().float() for one in found_by(trainer, trainer.collect(0)[1])]))
+    assert float(torch.nn.functional.cosine_similarity(*found, dim=0)) > 0.999
+    assert float(found[1].norm() / found[0].norm()) == pytest.approx(1.0, abs=0.03)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("sharded", [False, True])
 def test_two_processes_give_the_run_of_one(sharded: bool, random_pipeline, tmp_path) -> None:
     """Three prompts, so that one process has more images than the other."""
