@@ -312,20 +312,22 @@ def test_live_bytes_count_what_is_alive_and_its_most():
     assert (live.now, live.most) == (400, 8000)
 
 
+SMALL_VAE = {
+    "block_out_channels": [16, 32], "down_block_types": ["DownEncoderBlock2D"] * 2, "norm_num_groups": 8,
+    "up_block_types": ["UpDecoderBlock2D"] * 2, "layers_per_block": 1, "latent_channels": 4,
+}  # fmt: skip
+
+
 def test_decoding_is_counted_as_in_a_real_one():
-    config = {
-        "block_out_channels": [16, 32], "down_block_types": ["DownEncoderBlock2D"] * 2, "norm_num_groups": 8,
-        "up_block_types": ["UpDecoderBlock2D"] * 2, "layers_per_block": 1, "latent_channels": 4,
-    }  # fmt: skip
     from diffusers import AutoencoderKL
 
-    vae, latent = AutoencoderKL.from_config(config), torch.rand(1, 4, 16, 16)
+    vae, latent = AutoencoderKL.from_config(SMALL_VAE), torch.rand(1, 4, 16, 16)
     counter, live = FlopCounterMode(display=False), LiveBytes()
     with torch.no_grad(), counter, sdpa_kernel(SDPBackend.MATH):
         vae.decode(latent)
     with torch.no_grad(), live:
         vae.decode(latent)
-    found = decoding(built("AutoencoderKL", config, torch.float32), latent.to("meta"))
+    found = decoding(built("AutoencoderKL", SMALL_VAE, torch.float32), latent.to("meta"))
     flops, most = found.flops, found.working
     assert flops == pytest.approx(counter.get_total_flops(), rel=0.01)
     assert most == pytest.approx(live.most, rel=0.05)
@@ -333,13 +335,9 @@ def test_decoding_is_counted_as_in_a_real_one():
 
 
 def test_the_gradient_of_decoding_is_counted_as_in_a_real_one():
-    config = {
-        "block_out_channels": [16, 32], "down_block_types": ["DownEncoderBlock2D"] * 2, "norm_num_groups": 8,
-        "up_block_types": ["UpDecoderBlock2D"] * 2, "layers_per_block": 1, "latent_channels": 4,
-    }  # fmt: skip
     from diffusers import AutoencoderKL
 
-    vae = AutoencoderKL.from_config(config).requires_grad_(False)
+    vae = AutoencoderKL.from_config(SMALL_VAE).requires_grad_(False)
     latent = torch.rand(1, 4, 16, 16, requires_grad=True)
     counter, weights, kept = FlopCounterMode(display=False), {p.untyped_storage()._cdata for p in vae.parameters()}, {}
 
@@ -353,7 +351,7 @@ def test_the_gradient_of_decoding_is_counted_as_in_a_real_one():
         vae.decode(latent, return_dict=False)[0].sum().backward()
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         vae.decode(latent, return_dict=False)[0].sum().backward()
-    found = decoding(built("AutoencoderKL", config, torch.float32), latent.detach().to("meta"), graph=True)
+    found = decoding(built("AutoencoderKL", SMALL_VAE, torch.float32), latent.detach().to("meta"), graph=True)
     # The backward pass of a fused attention computes its products of queries and keys again.
     again = 2 * (16 * 16) ** 2 * 32
     assert found.graph_flops == pytest.approx(counter.get_total_flops() + again, rel=1e-6)
