@@ -264,10 +264,10 @@ METHODS = (
     ),
     Method(
         "DRaFT", "2309.17400", ("draft",),
-        "We know the paper's algorithm, and no code of its authors. The paper's sampler is DDIM; here it "
-        "is the ODE of the pipeline. The gradient goes through the last K steps. Each step has a graph of its own, and "
-        "hands its gradient to the step before. DRaFT-LV, which noises the image several times and averages the gradients of the last "
-        "step, is not here.",
+        "We know the paper's algorithm, and no code of its authors. The paper's sampler is DDIM; here it is the ODE of "
+        "the pipeline. The gradient goes through the last K steps. Each step has a graph of its own, and hands its "
+        "gradient to the step before. DRaFT-LV, which noises the image several times and averages the gradients of the "
+        "last step, is not here.",
         (reward_gradient.RewardGradientObjective, reward_gradient.differentiated),
     ),
     Method(
