@@ -22,6 +22,10 @@ _SD_VAE = {
     "up_block_types": ["UpDecoderBlock2D"] * 4, "layers_per_block": 2, "latent_channels": 4,
 }  # fmt: skip
 CAUSAL_VAE: dict[str, Any] = {"base_dim": 96, "z_dim": 16, "dim_mult": [1, 2, 4, 4]}
+_WAN22_VAE = {
+    "base_dim": 160, "decoder_base_dim": 256, "z_dim": 48, "in_channels": 12, "out_channels": 12, "patch_size": 2,
+    "is_residual": True, "scale_factor_spatial": 16, "scale_factor_temporal": 4,
+}  # fmt: skip
 _WAN = {"attention_head_dim": 128, "text_dim": 4096, "freq_dim": 256}
 _WAN_14B = {**_WAN, "num_attention_heads": 40, "num_layers": 40, "ffn_dim": 13824}
 # The state, a mask of four channels, and the latents of the picture.
@@ -73,6 +77,23 @@ EDITS: dict[str, dict[str, int]] = {
 EDITED = "picture_tokens", "read_tokens"
 ONE_EVALUATION = frozenset({"Flux2Pipeline", "Flux2KleinKVPipeline"})
 """Classes that evaluate each state once, whatever the guidance."""
+
+
+def _sd3(layers: int, **settings: Any) -> Architecture:
+    """Stable Diffusion 3: a head of 64 channels for each layer."""
+    sizes = {
+        "num_layers": layers, "num_attention_heads": layers, "attention_head_dim": 64,
+        "caption_projection_dim": 64 * layers, "joint_attention_dim": 4096, "pooled_projection_dim": 2048,
+        "sample_size": 128,
+    }  # fmt: skip
+    return Architecture(
+        ("SD3Transformer2DModel", {**sizes, **settings}),
+        ("AutoencoderKL", _VAE),
+        {"CLIP-L": CLIP_L_PROJECTED, "CLIP-G": CLIP_G, "T5-XXL": T5_XXL},
+    )
+
+
+_SD35_LARGE = _sd3(38, pos_embed_max_size=192, qk_norm="rms_norm")
 _FLUX = Architecture(
     ("FluxTransformer2DModel", {"guidance_embeds": True}),
     ("AutoencoderKL", _VAE),
@@ -80,6 +101,11 @@ _FLUX = Architecture(
 )
 _QWEN_IMAGE = Architecture(
     ("QwenImageTransformer2DModel", {}), ("AutoencoderKLQwenImage", CAUSAL_VAE), {"Qwen2.5-VL-7B": QWEN_VL}
+)
+_WAN21_T2V_14B = Architecture(
+    ("WanTransformer3DModel", _WAN_14B),
+    ("AutoencoderKLWan", CAUSAL_VAE),
+    {"UMT5-XXL": UMT5_XXL},
 )
 _WAN21_I2V = Architecture(
     ("WanTransformer3DModel", {**_WAN_14B, **_WAN_PICTURE, "image_dim": 1280, "added_kv_proj_dim": 5120}),
@@ -125,19 +151,15 @@ def _hunyuan_video15(target: int, guided: bool, picture: bool, **settings: Any) 
 _HUNYUAN15 = "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-"
 _Z_IMAGE = Architecture(("ZImageTransformer2DModel", {}), ("AutoencoderKL", _VAE), {"Qwen3-4B": QWEN3_4B})
 KNOWN = {
-    "stabilityai/stable-diffusion-3.5-medium": Architecture(
-        (
-            "SD3Transformer2DModel",
-            {
-                "num_layers": 24, "num_attention_heads": 24, "attention_head_dim": 64, "caption_projection_dim": 1536,
-                "joint_attention_dim": 4096, "pooled_projection_dim": 2048, "pos_embed_max_size": 384,
-                "sample_size": 128, "qk_norm": "rms_norm", "dual_attention_layers": list(range(13)),
-            },
-        ),
-        ("AutoencoderKL", _VAE),
-        {"CLIP-L": CLIP_L_PROJECTED, "CLIP-G": CLIP_G, "T5-XXL": T5_XXL},
+    "stabilityai/stable-diffusion-3-medium-diffusers": _sd3(24, pos_embed_max_size=192),
+    "stabilityai/stable-diffusion-3.5-medium": _sd3(
+        24, pos_embed_max_size=384, qk_norm="rms_norm", dual_attention_layers=list(range(13))
     ),
+    "stabilityai/stable-diffusion-3.5-large": _SD35_LARGE,
+    "stabilityai/stable-diffusion-3.5-large-turbo": _SD35_LARGE,
     "black-forest-labs/FLUX.1-dev": _FLUX,
+    "black-forest-labs/FLUX.1-Krea-dev": _FLUX,
+    "black-forest-labs/FLUX.1-schnell": replace(_FLUX, denoiser=("FluxTransformer2DModel", {})),
     "black-forest-labs/FLUX.1-Kontext-dev": replace(_FLUX, inputs=EDITS["FluxKontextPipeline"]),
     "black-forest-labs/FLUX.2-dev": Architecture(
         ("Flux2Transformer2DModel", {"guidance_embeds": True}),
@@ -152,17 +174,32 @@ KNOWN = {
     "Tongyi-MAI/Z-Image": _Z_IMAGE,
     "Tongyi-MAI/Z-Image-Turbo": _Z_IMAGE,
     "Qwen/Qwen-Image": _QWEN_IMAGE,
+    "Qwen/Qwen-Image-2512": _QWEN_IMAGE,
     "Qwen/Qwen-Image-Edit": replace(_QWEN_IMAGE, inputs=EDITS["QwenImageEditPipeline"]),
     "Qwen/Qwen-Image-Edit-2509": replace(_QWEN_IMAGE, inputs=EDITS["QwenImageEditPlusPipeline"]),
+    "Qwen/Qwen-Image-Edit-2511": replace(
+        _QWEN_IMAGE,
+        denoiser=("QwenImageTransformer2DModel", {"zero_cond_t": True}),
+        inputs=EDITS["QwenImageEditPlusPipeline"],
+    ),
     "Wan-AI/Wan2.1-T2V-1.3B-Diffusers": Architecture(
         ("WanTransformer3DModel", {**_WAN, "num_attention_heads": 12, "num_layers": 30, "ffn_dim": 8960}),
         ("AutoencoderKLWan", CAUSAL_VAE),
         {"UMT5-XXL": UMT5_XXL},
     ),
-    "Wan-AI/Wan2.1-T2V-14B-Diffusers": Architecture(
-        ("WanTransformer3DModel", _WAN_14B),
-        ("AutoencoderKLWan", CAUSAL_VAE),
+    "Wan-AI/Wan2.1-T2V-14B-Diffusers": _WAN21_T2V_14B,
+    "Wan-AI/Wan2.2-T2V-A14B-Diffusers": replace(_WAN21_T2V_14B, experts=2),
+    "Wan-AI/Wan2.2-TI2V-5B-Diffusers": Architecture(
+        (
+            "WanTransformer3DModel",
+            {
+                **_WAN, "num_attention_heads": 24, "num_layers": 30, "ffn_dim": 14336,
+                "in_channels": 48, "out_channels": 48,
+            },
+        ),
+        ("AutoencoderKLWan", _WAN22_VAE),
         {"UMT5-XXL": UMT5_XXL},
+        inputs={"expand_timesteps": True},
     ),
     "Wan-AI/Wan2.1-I2V-14B-480P-Diffusers": _WAN21_I2V,
     "Wan-AI/Wan2.1-I2V-14B-720P-Diffusers": _WAN21_I2V,

@@ -22,6 +22,8 @@ _CLASSES = {
     "WanTransformer3DModel": "WanPipeline",
 }
 _SCHEDULE = {"shift": 3.0}
+_BOUNDARY = 0.875
+"""The noise level below which the second denoiser of Wan 2.2 takes over, as a share of all levels."""
 
 
 def random_pipeline(path: str, call: Mapping[str, Any], dtype: torch.dtype, device: torch.device, seed: int = 0) -> Any:
@@ -76,6 +78,10 @@ def random_pipeline(path: str, call: Mapping[str, Any], dtype: torch.dtype, devi
     own = getattr(diffusers, "Flux2KleinPipeline" if klein else _CLASSES[name])
     if klein:
         parts["is_distilled"] = architecture.one_evaluation
+    if architecture.experts == 2:
+        parts["boundary_ratio"] = _BOUNDARY
+    if architecture.inputs.get("expand_timesteps"):
+        parts["expand_timesteps"] = True
     none = dict.fromkeys(own._optional_components)
     none |= {key: None for key in own.__init__.__annotations__ if key.startswith(("text_encoder", "tokenizer"))}
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler(**_SCHEDULE)

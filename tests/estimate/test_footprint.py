@@ -361,7 +361,9 @@ def test_the_gradient_of_decoding_is_counted_as_in_a_real_one():
 @pytest.mark.parametrize(
     ("path", "billions"),
     [
+        ("stabilityai/stable-diffusion-3-medium-diffusers", 2.028),
         ("stabilityai/stable-diffusion-3.5-medium", 2.243),
+        ("stabilityai/stable-diffusion-3.5-large", 8.057),
         ("black-forest-labs/FLUX.1-dev", 11.90),
         ("black-forest-labs/FLUX.2-dev", 32.22),
         ("black-forest-labs/FLUX.2-klein-4B", 3.876),
@@ -373,6 +375,7 @@ def test_the_gradient_of_decoding_is_counted_as_in_a_real_one():
         ("Qwen/Qwen-Image", 20.43),
         ("Wan-AI/Wan2.1-T2V-1.3B-Diffusers", 1.419),
         ("Wan-AI/Wan2.1-T2V-14B-Diffusers", 14.29),
+        ("Wan-AI/Wan2.2-TI2V-5B-Diffusers", 5.000),
         ("stable-diffusion-v1-5/stable-diffusion-v1-5", 0.8595),
         ("stabilityai/stable-diffusion-xl-base-1.0", 2.567),
     ],
@@ -389,6 +392,7 @@ def test_latents_have_the_size_of_the_call():
     assert shapes["black-forest-labs/FLUX.1-dev"] == (16, 64, 64)
     assert shapes["Qwen/Qwen-Image"] == (16, 1, 64, 64)
     assert shapes["Wan-AI/Wan2.1-T2V-14B-Diffusers"] == (16, 9, 64, 64)
+    assert shapes["Wan-AI/Wan2.2-TI2V-5B-Diffusers"] == (48, 9, 32, 32)
     assert shapes["black-forest-labs/FLUX.2-klein-4B"] == (32, 64, 64)
     assert shapes["Tongyi-MAI/Z-Image"] == (16, 64, 64)
     assert shapes["hunyuanvideo-community/HunyuanVideo"] == (16, 9, 64, 64)
