@@ -291,11 +291,15 @@ def _of_largest(recipe: Recipe, checked: Checked) -> Recipe:
 def _print_estimate(
     recipe: Recipe, gpu: str, gpus: int, utilisation: float, prompts: int | None, sharding: str | None
 ) -> None:
-    from ..estimate.estimates import GPUS, SHARDING, estimate, table
+    from ..estimate.estimates import GPUS, SHARDING, Estimate, estimate, table
+    from ..estimate.fitting import crowded_lines
     from ..weights.lora import NoSuchLayer
 
+    def estimated(one: Recipe) -> Estimate:
+        return estimate(one, gpu, gpus, utilisation, prompts, sharding)
+
     try:
-        found = estimate(recipe, gpu, gpus, utilisation, prompts, sharding)
+        found = estimated(recipe)
     except NoSuchLayer:
         # The run would be refused as well, after its model is loaded.
         raise
@@ -304,7 +308,7 @@ def _print_estimate(
         if gpu not in GPUS or not 0 < utilisation <= 1 or sharding not in (None, *SHARDING):
             raise
         return say(f"no estimate of memory and time: {error}")
-    for line in table(found):
+    for line in (*table(found), *crowded_lines(recipe, found, estimated)):
         say(line)
     if sharding is not None and found.sharding is None:
         why = "one GPU has everything" if gpus == 1 else "FSDP2 divides full weights, and each GPU has the whole LoRA"

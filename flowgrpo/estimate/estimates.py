@@ -111,6 +111,11 @@ class Estimate:
         """Largest number of bytes in use at once."""
         return max(self.start, *at_once(self.resting, self.passing).values())
 
+    @property
+    def crowded(self) -> bool:
+        """Whether the run needs more memory than the GPU has."""
+        return self.peak > self.gpu.gib * GIB
+
     def seconds(self, flops: float) -> float:
         """Seconds for a number of FLOPs."""
         return flops / (self.gpu.tflops * 1e12 * self.utilisation)
@@ -319,16 +324,6 @@ def table(found: Estimate) -> list[str]:
         f"    {'run':<{width}}  {duration(found.run_seconds):>8}  {found.iterations} iterations, "
         f"{found.evaluations} evaluations{quick}",
     ]
-    if found.peak > found.gpu.gib * GIB:
-        if found.full and found.sharding is None and (rest := sum(found.resting.values()) / GIB) > 0.8 * found.gpu.gib:
-            # The weights and what belongs to them do not become smaller with the batch, nor with more GPUs alone.
-            mend = (
-                f"the weights and their copies take {rest:.0f} GiB at any batch; share them out among GPUs with "
-                "--gpus N --sharding fsdp2, or write model.train: lora and a learning rate for a LoRA"
-            )
-        else:
-            mend = "use a smaller rollout.batch or more GPUs"
-        lines.append(f"  note: this is more memory than the GPU has; {mend}")
     if found.waiting.get(EMBEDDINGS, 0) > MUCH_HOST_MEMORY:
         fewer = "model.release_text_encoders: false" if found.released else "a smaller evaluate.prompts"
         lines.append(f"  note: the embeddings of the prompts take much host memory for each GPU; write {fewer}")

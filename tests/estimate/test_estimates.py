@@ -353,20 +353,6 @@ def test_a_gpu_is_known_by_the_name_that_its_driver_gives(device: str, key: str 
     assert gpu_of(device) == key
 
 
-def test_what_does_not_fit_is_noted():
-    crowded = table(of(rollout={"batch": 10_000_000}))
-    assert any("use a smaller rollout.batch or more GPUs" in line for line in crowded)
-
-
-def test_weights_that_do_not_fit_need_shards_and_not_a_smaller_batch():
-    """More GPUs alone do not help: each of them holds all weights."""
-    found = of(model={"train": "full"})
-    small = replace(GPUS["h100"], gib=sum(found.resting.values()) / GIB)
-    [note] = [line for line in table(replace(found, gpu=small)) if "more memory than the GPU has" in line]
-    assert "--sharding fsdp2" in note
-    assert "rollout.batch" not in note
-
-
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(0.0, "0 s"), (4e-5, "< 1 ms"), (0.00123, "1.2 ms"), (0.0421, "42 ms"), (0.42, "0.42 s"),
