@@ -18,6 +18,7 @@ from .credit.combining import total_reward
 from .credit.from_scores import Credit
 from .credit.pooling import Batch, Pooled, asked, pooled
 from .data import Data, PromptRow
+from .device_memory import lacks_memory
 from .distributed.failures import FailedTogether
 from .distributed.launching import optimizer_of
 from .distributed.processes import Processes, ended_together
@@ -31,6 +32,7 @@ from .folder.run_folder import RunFolder
 from .folder.saved_samples import save_samples
 from .joined_rollouts import JoinedObjective
 from .losses.objective import Objective
+from .memory_advice import memory_explained
 from .reported import as_reported
 from .reporting.clock import Clock
 from .reporting.own_metrics import own_metrics
@@ -137,9 +139,10 @@ class Trainer:
 
         Raises:
             Stopped: a signal has ended the run. The run can be resumed.
+            OutOfMemory: a device has too little memory. The run can be resumed with smaller batches.
         """
         with self.stop.deferred():
-            with ended_together():
+            with ended_together(), memory_explained(self.recipe, self.run.path):
                 stopped = self._train()
             if stopped or self.stop.number:
                 raise Stopped(stopped or self.stop.number)
@@ -162,8 +165,10 @@ class Trainer:
                 stopped = self.keeper.agreed()
                 self.keeper.write(self.next_iteration, before)
                 break
-            except RewardError as error:
-                # After any other error, another process may be in the middle of its step.
+            except RuntimeError as error:
+                if not isinstance(error, RewardError) and not lacks_memory(error):
+                    raise
+                # After an error that no other process knows of, they may be in the middle of a step.
                 known = self.processes.count == 1 or isinstance(error, FailedTogether)
                 if known and not self.stop.moved:
                     self.keeper.write(self.next_iteration, before)

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 import torch
 
+from ..device_memory import met_in
+
 
 class Clock:
     """Seconds by part of an iteration. Time in a nested part counts for the inner part alone; all other time is `rest`.
@@ -47,6 +49,9 @@ class Clock:
         self.doing(self._shown[-1])
         try:
             yield
+        except RuntimeError as error:
+            met_in(error, self._shown[-1])
+            raise
         finally:
             self._switch()
             self._open.pop()

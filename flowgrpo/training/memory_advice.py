@@ -1,0 +1,72 @@
+"""What to change if a device has too little memory for a part of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..configs.schema import AnyRecipe
+from ..parts.traits import trained
+from .device_memory import OutOfMemory, lacks_memory, part_of, said_by
+from .folder.changing import changeable
+
+WHERE = {
+    "denoiser": "while samples were made", "sampling": "while samples were made", "decode": "while images were decoded",
+    "reward": "while rewards were computed", "optimizer": "in the optimizer step",
+    "rest": "between the parts of an iteration",
+}  # fmt: skip
+"""What a message calls the parts of the clock."""
+SMALLER = {
+    "images": {"denoiser": ["rollout.batch"], "decode": ["rollout.decode_batch"], "update": ["rollout.batch"]},
+    "text": {"sampling": ["rollout.batch"], "update": ["rollout.tokens"]},
+    "masked": {"sampling": ["rollout.batch"], "update": ["rollout.batch"]},
+}
+"""Keys with which a part of a run needs less memory, by task and part."""
+
+
+@contextmanager
+def memory_explained(recipe: AnyRecipe, run: Path) -> Iterator[None]:
+    """Tell what helps if a device has too little memory for a run.
+
+    Args:
+        recipe: of the run.
+        run: its folder.
+
+    Raises:
+        OutOfMemory: in the place of an error of the device.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not lacks_memory(error):
+            raise
+        raise OutOfMemory(_advice(recipe, run, error)) from error
+
+
+def _advice(recipe: AnyRecipe, run: Path, error: BaseException) -> str:
+    part, said = part_of(error) or "rest", said_by(error)
+    # Only an update shows the clock more than the name of a part.
+    updates = part not in WHERE
+    where = "in the update" if updates else WHERE[part]
+    keys = SMALLER[recipe.task].get("update" if updates else part, [])
+    if updates and trained(recipe) == "gradients":
+        keys = ["rollout.decode_batch", *keys]
+    sizes = {key: size for key in keys if (size := _size(recipe, key)) > 1}
+    rest = f"`flowgrpo plan {run / 'config.yaml'}` estimates the memory"
+    if updates and not recipe.model.gradient_checkpointing:
+        rest = f"A new run needs less with model.gradient_checkpointing: true. {rest}"
+    if not sizes or not set(sizes) <= set(changeable(recipe)):
+        return f"out of memory {where} ({said}). {rest}"
+    halves = " ".join(f"{key}={size // 2}" for key, size in sizes.items())
+    return (
+        f"out of memory {where} ({said}). Go on with smaller batches, such as `flowgrpo resume {run} {halves}`; only "
+        f"rounding changes. {rest}"
+    )
+
+
+def _size(recipe: AnyRecipe, key: str) -> int:
+    section, name = key.split(".")
+    value: Any = getattr(getattr(recipe, section), name)
+    return int(value or 0)
