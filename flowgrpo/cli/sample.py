@@ -23,10 +23,12 @@ if TYPE_CHECKING:
 LARGEST_SEED = 2**62
 """The samples of a prompt have seeds from the given one on, and every seed must fit into 63 bits."""
 ONLY = {
-    "images": ("steps", "noise", "height", "width", "guidance", "lora_scale", "animation", "fps", "image"),
+    "images": (
+        "steps", "noise", "height", "width", "guidance", "lora_scale", "trained_share", "animation", "fps", "image",
+    ),
     "text": ("temperature", "top_p", "top_k", "max_tokens", "image"),
     "masked": ("temperature", "steps", "max_tokens"),
-}
+}  # fmt: skip
 """Options of `flowgrpo sample` that not every task has."""
 
 
@@ -72,6 +74,15 @@ def sample(
     lora_scale: Annotated[
         float | None, typer.Option(help="Images, a run of a LoRA: factor of its effect; 1 is as trained, 0 is off.")
     ] = None,
+    trained_share: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Images, a run: share of the steps that the trained weights make; the model before training makes the "
+            "last ones. By default as in the run's evaluations, or 1.",
+        ),
+    ] = None,
     noise: Annotated[
         int | None,
         typer.Option(
@@ -116,12 +127,12 @@ def sample(
     """Sample images or completions with a model, base or trained, in the same way as its run evaluates it."""
     given = {
         "steps": steps, "noise": noise, "height": height, "width": width, "guidance": guidance,
-        "lora_scale": lora_scale, "animation": animation, "fps": fps, "temperature": temperature, "top_p": top_p,
-        "top_k": top_k, "max_tokens": max_tokens, "image": image or None,
+        "lora_scale": lora_scale, "trained_share": trained_share, "animation": animation, "fps": fps,
+        "temperature": temperature, "top_p": top_p, "top_k": top_k, "max_tokens": max_tokens, "image": image or None,
     }  # fmt: skip
     keys = {
         "model.dtype": dtype, "evaluate.steps": steps, "model.call.height": height, "model.call.width": width,
-        "generation.top_p": top_p, "generation.top_k": top_k,
+        "generation.top_p": top_p, "generation.top_k": top_k, "evaluate.trained_share": trained_share,
     }  # fmt: skip
     output_folder(out)
     output_folder(None if animation is None else animation.parent)
@@ -134,6 +145,8 @@ def sample(
     if temperature is not None and not 0 <= temperature < math.inf:
         raise ValueError(f"--temperature is {temperature}; give a finite number of 0 or more")
     kind = _kind(model, task, given)
+    if trained_share is not None:
+        _check_shared(model, base)
     rows = _rows(prompts, file, image or [])
     batches = {"images": ("rollout.batch", "rollout.decode_batch"), "text": ("evaluate.batch",)}.get(
         kind, ("rollout.batch",)
@@ -211,6 +224,19 @@ def one_model(base: bool, checkpoint: str | None) -> None:
         raise ValueError(
             f"--base is the model before training, and --checkpoint {checkpoint} is another; leave one of them out"
         )
+
+
+def _check_shared(model: str, base: bool) -> None:
+    """Raise ValueError if a model has no trained weights that could make a share of the steps."""
+    from ..inference.opening import is_run
+
+    if not is_run(model):
+        raise ValueError(
+            f"--trained-share is for a run, which has trained weights and a model before training, and {model} is not "
+            "a run; leave it out"
+        )
+    if base:
+        raise ValueError("--base is the model before training alone; write --trained-share 0, or leave --base out")
 
 
 def _check_run(model: str) -> None:
@@ -335,7 +361,17 @@ def evaluate(
     ] = "heldout",
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for the samples: images, and an `index.jsonl` with the rewards of every sample."),
+        typer.Option(
+            help="Folder for the samples: images, and an `index.jsonl` with the rewards of every sample. Several "
+            "shares have a folder each in it."
+        ),
+    ] = None,
+    trained_share: Annotated[
+        str | None,
+        typer.Option(
+            help="Images, a run: shares of the steps that the trained weights make, with commas between them; the "
+            "model before training makes the last steps. Differences from the first share are in brackets.",
+        ),
     ] = None,
     trust: TrustOption = False,
 ) -> None:
@@ -356,16 +392,44 @@ def evaluate(
     output_folder(out)
     one_model(base, checkpoint)
     source, overrides = split(words)
-    from ..inference.inference import evaluate_model
+    shares = _shares(trained_share)
+    if shares:
+        _check_shared(model, base)
+    from ..configs.schema import Recipe
+    from ..inference.inference import evaluate_model, evaluate_shares
     from ..inference.opening import evaluation_recipe
+    from ..inference.shares import share_lines
     from ..training.distributed.processes import part
 
     trust_run(trust, [Path(model)], {str(Path(model) / "config.yaml"): source is None, source: True})
     recipe = evaluation_recipe(model, source, overrides)
-    noun = "image" if recipe.task == "images" else "completion"
-    found = evaluate_model(model, recipe, split=on, out=out, base=base, checkpoint=checkpoint, say=_say_first)
-    for line in summary_lines(found, noun):
+    if not shares:
+        found = evaluate_model(model, recipe, split=on, out=out, base=base, checkpoint=checkpoint, say=_say_first)
+        lines = summary_lines(found, "image" if recipe.task == "images" else "completion")
+    elif isinstance(recipe, Recipe):
+        by_share = evaluate_shares(model, recipe, shares, split=on, out=out, checkpoint=checkpoint, say=_say_first)
+        lines = share_lines(recipe, shares, by_share)
+    else:
+        raise ValueError(f"--trained-share is for images, and {model} makes {recipe.task}; leave it out")
+    for line in lines:
         _say_first(line)
     if out is not None:
-        _say_first(f"written to {out / 'index.jsonl'}")
+        _say_first(f"written to {out if shares else out / 'index.jsonl'}")
     part()
+
+
+def _shares(text: str | None) -> list[float]:
+    """The numbers of `--trained-share`; empty without the option."""
+    if text is None:
+        return []
+    try:
+        shares = [float(part) for part in text.split(",")]
+    except ValueError:
+        shares = []
+    if not shares or not all(0 <= share <= 1 for share in shares):
+        raise ValueError(
+            f"--trained-share is {text!r}; write numbers from 0 to 1 with commas between them, such as 0,0.5,0.8,1"
+        )
+    if repeated := [share for share in shares if shares.count(share) > 1]:
+        raise ValueError(f"--trained-share has {repeated[0]:g} more than once; write it once")
+    return shares

@@ -222,6 +222,13 @@ class EvaluateConfig(HeldOutConfig):
         description="Arguments of evaluations' calls, in place of the same arguments in `model.call`, such as the "
         "guidance scale with which the model will be used, or a larger height and width.",
     )
+    trained_share: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="Share of the denoising steps that the trained weights make, rounded to whole steps. The model "
+        "before training makes the last ones (MixGRPO's hybrid inference).",
+    )
 
 
 def _is_compared_with(recipe: Any, reference: ReferenceConfig) -> list[str]:

@@ -18,7 +18,7 @@ from ..training.result_card import Known, write_result_card
 from ..weights.pipeline_folders import safetensors_faults
 from ..weights.saving import new_folder
 from .checkpoints import find_checkpoint, hint_of, iterations_of
-from .opening import image_recipe, is_run, open_images
+from .opening import image_recipe, is_run, open_images, with_share
 from .text_inference import open_weights, recipe_of, task_of
 
 
@@ -71,7 +71,7 @@ def export_weights(model: str, out: Path, *, checkpoint: str | None = None, merg
     else:
         if merge:
             recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"quantize": None})})
-        opened = open_images(model, recipe, checkpoint=checkpoint)
+        opened = open_images(model, with_share(recipe, 1.0), checkpoint=checkpoint)
         weights, source = opened.weights, opened.folder
     if merge:
         weights.merge(source)

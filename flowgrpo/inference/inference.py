@@ -21,9 +21,9 @@ from ..training.data import PromptRow, column_names
 from ..training.distributed.processes import Processes, ended_together
 from ..training.evaluating import Scored, evaluation_key
 from ..training.folder.run_folder import save_image
-from ..training.images.evaluator import company_of
+from ..training.images.evaluator import Evaluator, company_of
 from ..training.images.sized_rollout import chosen, sizes_of
-from ..training.planning import steps_of
+from ..training.planning import base_from, steps_of
 from ..training.prompts.prompt_rows import Size
 from ..training.recipe_prompts import columns_of_run, read_heldout, read_split
 from ..training.reporting.clock import Clock
@@ -31,7 +31,7 @@ from ..training.reporting.records import reward_means, sample_records, standard_
 from ..training.tasks import FlowTask
 from .animations import Animation
 from .kept_samples import ONWARD, UNSCORED, KeptSamples, SampledImages
-from .opening import ImageModel, check_not_run, check_prompts, image_recipe, is_run, open_images
+from .opening import ImageModel, check_not_run, check_prompts, image_recipe, is_run, open_images, own_share, with_share
 from .text_inference import how_text, iterations_done, task_of, text_task
 
 Say = Callable[[str], None]
@@ -121,7 +121,7 @@ def sample_images(
     check_not_run(out, "sampled")
     moving = None if animation is None else Animation(animation, paths, fps)
     listed = SampledImages(out, 0 if base else iterations_done(model, checkpoint), processes)
-    recipe = image_recipe(model, overrides)
+    recipe = own_share(model, image_recipe(model, overrides), base)
     check_prompts(model, recipe, rows, source, base, checkpoint, own_sizes)
     say(f"{len(paths)} image(s) by {_named(model, checkpoint)}{_shared(processes)}: {how(recipe)}")
     mine = processes.share(len(prompts))
@@ -169,9 +169,10 @@ def _shared(processes: Processes) -> str:
 
 def how(recipe: Recipe) -> str:
     """One line that says how images are made."""
-    steps = steps_of(recipe, evaluation=True)
+    steps, switch = steps_of(recipe, evaluation=True), base_from(recipe)
     call = "".join(f", {name} {value}" for name, value in recipe.model.call.items())
-    return f"{recipe.model.dtype}, {steps} steps, batch {recipe.rollout.batch}{call}"
+    shared = "" if switch is None else f", the first {switch} by the trained weights"
+    return f"{recipe.model.dtype}, {steps} steps{shared}, batch {recipe.rollout.batch}{call}"
 
 
 def _company(
@@ -243,6 +244,56 @@ def evaluate_model(
         ValueError: the recipe is of another task than the model or has no prompts of the split, a reward cannot score
             the samples, a file exists, or the run has no weights yet.
     """
+    if isinstance(recipe, Recipe):
+        recipe = own_share(model, recipe, base)
+    [scored] = _scored(model, [(recipe, out)], split, base, checkpoint, say)
+    return summaries(scored)
+
+
+@ended_together(ONWARD)
+def evaluate_shares(
+    run: str,
+    recipe: Recipe,
+    shares: Sequence[float],
+    *,
+    split: str = "heldout",
+    out: Path | None = None,
+    checkpoint: str | None = None,
+    say: Say = silent,
+) -> list[Scored]:
+    """The scores of a run whose trained weights make only a share of the steps, for one share after another.
+
+    All shares start from the same noises.
+
+    Args:
+        run: a run folder.
+        recipe: as in `evaluate_model`.
+        shares: each from 0, the model before training, to 1, the trained model.
+        split: as in `evaluate_model`.
+        out: has a folder `trained-SHARE` for each share; see `evaluate_model`.
+        checkpoint: as in `evaluate_model`.
+        say: as in `evaluate_model`.
+
+    Raises:
+        ValueError: as in `evaluate_model`, or a whole model was trained and the model before training is gone.
+    """
+    ways = [(with_share(recipe, share), None if out is None else out / f"trained-{share:g}") for share in shares]
+    return _scored(run, ways, split, False, checkpoint, say)
+
+
+def _scored(
+    model: str,
+    ways: Sequence[tuple[AnyRecipe, Path | None]],
+    split: str,
+    base: bool,
+    checkpoint: str | None,
+    say: Say,
+) -> list[Scored]:
+    """The scores of evaluations of one model. Their recipes differ only in the share of the trained weights.
+
+    `ways` has the recipe of each evaluation, and the folder for its samples.
+    """
+    recipe = ways[0][0]
     made = task_of(model)
     if made not in (recipe.task, None):
         raise ValueError(
@@ -260,7 +311,7 @@ def evaluate_model(
         reward.check("images" if recipe.task == "images" else "completions", columns, grouped=True)
     processes, count = Processes.of_this_run(), recipe.evaluate.seeds
     iteration = 0 if base else iterations_done(model, checkpoint)
-    kept = None if out is None else KeptSamples(out, iteration, processes=processes)
+    folders = [None if out is None else KeptSamples(out, iteration, processes=processes) for _, out in ways]
     say(
         f"{_named(model, checkpoint)}{_shared(processes)}: {len(rows)} prompts of {source}, "
         f"{len(rows) * count} samples, scored by {', '.join(rewards.names)}"
@@ -269,78 +320,92 @@ def evaluate_model(
     if isinstance(recipe, Recipe):
         check_prompts(model, recipe, rows, source, base, checkpoint)
     places = processes.share(len(rows))
-    own, made_of = chosen(rows, places), list[tuple[int, list[float]]]()
-    scores, experience = UNSCORED, None
-    if own:
-        numbered = [place * count + seed for place in places for seed in range(count)]
-        whose = "" if processes.count == 1 else f" of process {processes.rank}"
-        experience = _evaluated(model, recipe, own, source, base, checkpoint, kept, numbered, whose, say)
-        say(f"scoring {len(own) * count} samples{whose}")
-        try:
-            scores = rewards.score(*asked(own, experience))
-        except RewardError:
-            if kept is not None:
-                say(f"{kept.index} lists the samples without rewards")
-            raise
-        made_of = [(places[p], values) for p, values in zip(experience.prompt_of_sample, scores.values.tolist())]
+    own = chosen(rows, places)
+    sampler = _sampler(model, [way for way, _ in ways], own, source, base, checkpoint, say) if own else None
+    numbered = [place * count + seed for place in places for seed in range(count)]
+    whose = "" if processes.count == 1 else f" of process {processes.rank}"
+    found = []
+    for (way, _), kept in zip(ways, folders, strict=True):
+        made_of, scores, experience = list[tuple[int, list[float]]](), UNSCORED, None
+        if sampler is not None:
+            experience = sampler(way, kept, numbered, progress(len(numbered), say, whose))
+            say(f"scoring {len(own) * count} samples{whose}")
+            try:
+                scores = rewards.score(*asked(own, experience))
+            except RewardError:
+                if kept is not None:
+                    say(f"{kept.index} lists the samples without rewards")
+                raise
+            made_of = [(places[p], values) for p, values in zip(experience.prompt_of_sample, scores.values.tolist())]
+        # Samples of several sizes are in the order of the sizes; the run's evaluation is in the order of the prompts.
+        everything, numbers = processes.pool(made_of, [owner for owner, _ in made_of])
+        if kept is not None:
+            records = sample_records(own, experience, scores, numbers) if experience is not None else []
+            kept.scored(numbers, records, experience.samples if experience is not None else [])
+        owners, values = zip(*everything, strict=True)
+        found.append(Scored(rewards.names, torch.tensor(owners), torch.tensor(values)))
     rewards.close()
-    # Samples of several sizes are in the order of the sizes; the run's evaluation is in the order of the prompts.
-    everything, numbers = processes.pool(made_of, [owner for owner, _ in made_of])
-    if kept is not None:
-        records = sample_records(own, experience, scores, numbers) if experience is not None else []
-        kept.scored(numbers, records, experience.samples if experience is not None else [])
-    owners, values = zip(*everything, strict=True)
-    return summaries(Scored(rewards.names, torch.tensor(owners), torch.tensor(values)))
+    return found
 
 
-def _evaluated(
+Sampler = Callable[[Any, KeptSamples | None, Sequence[int], Callable[[int], None]], Any]
+"""Called with a recipe, a folder that gets the samples as they are made, their numbers, and a function that is told how
+many are done. The numbers are prompt by prompt, among the samples of all processes."""
+
+
+def _sampler(
     model: str,
-    recipe: AnyRecipe,
+    ways: Sequence[AnyRecipe],
     rows: list[PromptRow],
     source: str,
     base: bool,
     checkpoint: str | None,
-    kept: KeptSamples | None,
-    numbered: Sequence[int],
-    whose: str,
     say: Say,
-) -> Any:
-    """The samples of an evaluation, of the prompts of this process; `kept` gets them as they are made.
-
-    `numbered` has the number of each sample, prompt by prompt, among the samples of all processes. `whose` says of
-    which process the samples are.
-    """
+) -> Sampler:
+    """A function that makes the samples of an evaluation, of the prompts of this process, by each of some recipes."""
     keys = [evaluation_key(row) for row in rows]
-    seen = progress(len(numbered), say, whose)
-    if not isinstance(recipe, Recipe):
-        say(how_text(recipe))
-        task: Any = text_task(model, recipe, base=base, checkpoint=checkpoint)
-        written = 0
+    if not isinstance(ways[0], Recipe):
+        say(how_text(ways[0]))
+        task: Any = text_task(model, ways[0], base=base, checkpoint=checkpoint)
 
-        def keep(part: Any) -> None:
-            nonlocal written
-            if kept is not None:
-                kept.add(rows, part, numbered[written : written + len(part.samples)])
-                written += len(part.samples)
+        def completions(
+            way: AnyRecipe, kept: KeptSamples | None, numbered: Sequence[int], seen: Callable[[int], None]
+        ) -> Any:
+            written = 0
 
-        found = task.evaluation(rows, keys, Clock(CPU, task.clock_parts), seen, keep)
-        if not written:
-            keep(found)
-        return found
-    say(how(recipe))
-    opened = open_images(model, recipe, base=base, checkpoint=checkpoint)
+            def keep(part: Any) -> None:
+                nonlocal written
+                if kept is not None:
+                    kept.add(rows, part, numbered[written : written + len(part.samples)])
+                    written += len(part.samples)
+
+            found = task.evaluation(rows, keys, Clock(CPU, task.clock_parts), seen, keep)
+            if not written:
+                keep(found)
+            return found
+
+        return completions
+    shares = [way.evaluate.trained_share for way in ways if isinstance(way, Recipe)]
+    # Where the base makes a step, its weights are loaded too.
+    opened = open_images(model, with_share(ways[0], min(shares)), base=base, checkpoint=checkpoint)
     rows[:] = opened.illustrated(opened.sized(rows), source)
     evaluator = opened.evaluator([row.prompt for row in rows])
-    done = 0
 
-    def made(own: Sequence[PromptRow], experience: Experience, numbers: Sequence[int]) -> None:
-        nonlocal done
-        done += len(numbers)
-        if kept is not None:
-            kept.add(own, experience, chosen(numbered, numbers))
-        seen(done)
+    def images(way: Recipe, kept: KeptSamples | None, numbered: Sequence[int], seen: Callable[[int], None]) -> Any:
+        say(how(way))
+        done = 0
 
-    return evaluator.evaluation(rows, keys, Clock(CPU, FlowTask.clock_parts), made)
+        def made(own: Sequence[PromptRow], experience: Experience, numbers: Sequence[int]) -> None:
+            nonlocal done
+            done += len(numbers)
+            if kept is not None:
+                kept.add(own, experience, chosen(numbered, numbers))
+            seen(done)
+
+        clock = Clock(CPU, FlowTask.clock_parts)
+        return Evaluator(way, evaluator.policy, evaluator.sized).evaluation(rows, keys, clock, made)
+
+    return images
 
 
 def progress(total: int, say: Say, whose: str = "") -> Callable[[int], None]:

@@ -39,6 +39,7 @@ from ..weights.adapters import scale_adapters
 from ..weights.json_files import read_json_object
 from ..weights.saving import local_folder
 from ..weights.trained import TrainedWeights
+from ..weights.whole_teachers import load_whole_teacher
 from .checkpoints import find_checkpoint, hint_of, load_checkpoint
 
 PLAIN = ("model={}", "evaluate={}", "sampler={}", "rollout={}", "rollout.batch=8", "rollout.decode_batch=8")
@@ -139,8 +140,8 @@ def evaluation_recipe(model: str, source: str | None, overrides: Sequence[str]) 
     """The recipe by which a model is evaluated: the recipe that is named, else a run's own recipe.
 
     If a recipe is named for a run, the prompts, the rewards and the section `evaluate` come from this recipe. Samples
-    are still made as in the evaluations of the run, except for the steps and the arguments of the call that the section
-    `evaluate` of this recipe names.
+    are still made as in the evaluations of the run, except for the steps, the share of the trained weights and the
+    arguments of the call that the section `evaluate` of this recipe names.
 
     Raises:
         ValueError: no recipe is named and the model is neither a run nor an embedded model, the recipe is of another
@@ -186,12 +187,14 @@ def _evaluation_recipe(model: str, source: str | None, overrides: Sequence[str])
 
 
 def _shown_alike(own: AnyRecipe, asked: AnyRecipe) -> Any:
-    """The section `evaluate` of a recipe, with the steps and the call of a run where it has none of its own."""
+    """The section `evaluate` of a recipe; where it does not say how images are made, the run's own section does."""
     kept: dict[str, Any] = {}
     if isinstance(own, Recipe | MaskedRecipe) and isinstance(asked, Recipe | MaskedRecipe):
         kept["steps"] = own.evaluate.steps if asked.evaluate.steps is None else asked.evaluate.steps
     if isinstance(own, Recipe) and isinstance(asked, Recipe):
         kept["call"] = {**own.evaluate.call, **asked.evaluate.call}
+        if "trained_share" not in asked.evaluate.model_fields_set:
+            kept["trained_share"] = own.evaluate.trained_share
     return asked.evaluate.model_copy(update=kept)
 
 
@@ -249,6 +252,16 @@ class ImageModel:
 
         own = policy()
         return Evaluator(self.recipe, own, SizedPolicies(own, policy))
+
+
+def with_share(recipe: Recipe, share: float) -> Recipe:
+    """The recipe with another share of the steps that the trained weights make in evaluations."""
+    return recipe.model_copy(update={"evaluate": recipe.evaluate.model_copy(update={"trained_share": share})})
+
+
+def own_share(model: str, recipe: Recipe, base: bool) -> Recipe:
+    """The recipe for a model: one that is no run, or is the model before training, makes all steps alone."""
+    return recipe if is_run(model) and not base else with_share(recipe, 1.0)
 
 
 def guidance_argument(model: str) -> str:
@@ -339,6 +352,7 @@ def open_images(
             another base model for a run that trained whole weights.
     """
     quiet_libraries()
+    recipe = own_share(model, recipe, base)
     kept = None if checkpoint is None else find_checkpoint(model, checkpoint)
     folder, adapter = _files(model, recipe, base or kept is not None)
     _check_call(folder, recipe)
@@ -350,14 +364,16 @@ def open_images(
     begins = is_run(model) and settings.lora.start is not None
     if adapter is not None or ((kept is not None or begins) and settings.train == "lora"):
         weights = TrainedWeights.lora(pipe, lora_spec(settings.lora), seed=recipe.run.seed)
+        if recipe.evaluate.trained_share < 1 or (adapter is None and kept is None):
+            begin(weights, recipe)
         if adapter is not None:
             weights.load_lora(adapter)
-        elif kept is None:
-            begin(weights, recipe)
     else:
         # A model that is not a run may be the result of a run that trained all weights.
         weights = TrainedWeights.given(pipe, settings.train if is_run(model) else "full")
         weights.source = folder
+        if recipe.evaluate.trained_share < 1:
+            _keep_base(weights, recipe, whole=kept is None)
     if kept is not None:
         load_checkpoint(weights, kept, recipe)
     if lora_scale is not None:
@@ -365,6 +381,27 @@ def open_images(
     if settings.compile:
         compile_blocks(pipe)
     return ImageModel(recipe, pipe, call_arguments(folder, settings.call), weights, folder)
+
+
+def _keep_base(weights: TrainedWeights, recipe: Recipe, whole: bool) -> None:
+    """Keep the weights before training for the last steps; `whole` says whether a run's whole weights are loaded now.
+
+    Raises:
+        ValueError: the model before training is not where it was, or is another one now.
+    """
+    if not whole:
+        weights.keep_reference()
+        return
+    path, dtype = recipe.model.path, DTYPES[recipe.model.dtype]
+    try:
+        folder = local_folder(model_folder(path))
+        others = load_whole_teacher("model.path", folder, weights.pipe, weights.modules, dtype)
+    except ValueError as error:
+        raise ValueError(
+            f"the model before training, {path}, makes the last steps, and cannot be loaded ({error}); put it back "
+            "there, or let the trained weights make all steps, with a share of 1"
+        ) from error
+    weights.keep_reference(others)
 
 
 def _files(model: str, recipe: Recipe, base: bool) -> tuple[str, Path | None]:

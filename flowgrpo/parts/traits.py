@@ -166,6 +166,7 @@ def all_taught(recipe: Any) -> bool:
 
 
 def keeps_base(recipe: Any) -> bool:
-    """Whether a part or a teacher needs the base model, whose full weights must then be kept."""
+    """Whether a part, a teacher or evaluations need the base model, whose full weights must then be kept."""
     compares = recipe.reference is None and bool(saying(recipe, "compares"))
-    return compares or any(teacher.is_base for teacher in recipe.model.teachers)
+    teaches = any(teacher.is_base for teacher in recipe.model.teachers)
+    return compares or teaches or recipe.evaluate.trained_share < 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Literal
 
@@ -96,6 +96,19 @@ class FlowPolicy:
         """The velocity as a function of states, step, and the row of each state's prompt, for the executor."""
         return lambda x, i, rows: self.denoiser.velocity(self.brought(x), i, [prompts[row] for row in rows])
 
+    def _hybrid(self, prompts: Sequence[str], base_from: int | None) -> Velocity:
+        """The velocity of `velocity_of`, but from step `base_from` on of the model before training."""
+        trained = self.velocity_of(prompts)
+        if base_from is None:
+            return trained
+
+        def evaluate(x: Tensor, i: int, rows: Sequence[int]) -> Tensor:
+            # `reference` may be an average that moves with the training.
+            with self.weights.reference() if i >= base_from else nullcontext():
+                return trained(x, i, rows)
+
+        return evaluate
+
     def brought(self, x: Tensor) -> Tensor:
         """The states of a rollout, moved to the device of the model."""
         return brought(x, self.device)
@@ -112,6 +125,7 @@ class FlowPolicy:
         noises: Sequence[int] | None = None,
         numbers: Sequence[Sequence[int]] | None = None,
         told: Told = silent,
+        base_from: int | None = None,
     ) -> Rollout:
         """Roll out one tree for each prompt; `keys` address the noise, `updates` or `cuts` say where the parts begin.
 
@@ -120,6 +134,7 @@ class FlowPolicy:
         `numbers` are the numbers of the roots of all prompts, see `RolloutRunner.run`.
         After each call of the denoiser, `told` is called with the number of states that are evaluated, and with the
         number in a rollout of all prompts.
+        From step `base_from` on, the model before training makes the steps.
         """
         self.bind(plan)
         self.denoiser.caller.keep_encodings(len(prompts))
@@ -128,8 +143,9 @@ class FlowPolicy:
             with torch.enable_grad():
                 self.denoiser.self_check(prompts[:2])
         probe, chosen = self.denoiser.probe, chunk or slice(0, len(keys))
+        velocity = self._hybrid(prompts, base_from)
         runner = RolloutRunner(
-            _counted(self.velocity_of(prompts), plan, chosen.start, len(prompts), told), plan, probe.latent_shape,
+            _counted(velocity, plan, chosen.start, len(prompts), told), plan, probe.latent_shape,
             dtype=probe.dtype, device=self.device, batch=self.batch,
             cuts=part_bounds(len(prompts), updates, cuts)[1:-1], guide=guide, initial_std=self.denoiser.initial_std,
             store=self.store,

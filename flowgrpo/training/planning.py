@@ -63,6 +63,12 @@ def steps_of(recipe: Planned, evaluation: bool = False) -> int:
     return recipe.evaluate.steps or steps if evaluation else steps
 
 
+def base_from(recipe: Recipe) -> int | None:
+    """The first step of an evaluation that the model before training makes; None if the trained weights make all."""
+    share = recipe.evaluate.trained_share
+    return None if share == 1 else round(share * steps_of(recipe, evaluation=True))
+
+
 def levels_of(recipe: Planned, own: Sequence[float] | None = None, evaluation: bool = False) -> tuple[float, ...]:
     """Noise levels of a rollout, or of an evaluation.
 

@@ -45,6 +45,12 @@ def check_shards(recipe: AnyRecipe) -> None:
             "a whole teacher (model.teachers[].path) is not cut into shards; launch with --use_deepspeed "
             "--zero_stage 2 in place of --use_fsdp, or train a LoRA with model.train lora"
         )
+    if recipe.evaluate.trained_share < 1 and recipe.optimizer.ema is not None:
+        raise ValueError(
+            "evaluations take the average of the weights, and sharded weights cannot be the base's for the last steps "
+            "at the same time; leave evaluate.trained_share out, and evaluate the finished run with `flowgrpo evaluate "
+            "RUN --trained-share SHARE`"
+        )
     if recipe.model.compile:
         raise ValueError("sharded blocks are not compiled; use model.compile false")
     if recipe.model.dtype == "float16":

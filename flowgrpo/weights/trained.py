@@ -160,7 +160,7 @@ class TrainedWeights:
             module.requires_grad_(True)
         weights = cls(pipe, modules, "full", None if shard is None else shard(modules), source, masters=shard is None)
         if keep_reference:
-            weights._reference = [parameter.detach().clone() for parameter in weights._computing().values()]
+            weights.keep_reference()
         return weights
 
     @classmethod
@@ -227,6 +227,19 @@ class TrainedWeights:
     def parameters(self) -> list[nn.Parameter]:
         """Trained parameters, in the order of `named_parameters`."""
         return list(self.named_parameters().values())
+
+    def keep_reference(self, others: Mapping[str, nn.Module] | None = None) -> None:
+        """Keep a copy of weights for `reference()`: the present weights, or the weights of other denoisers.
+
+        Args:
+            others: denoisers like the trained ones, by the same names.
+        """
+        if others is None:
+            self._reference = [parameter.detach().clone() for parameter in self._computing().values()]
+            return
+        kept = [others[key].get_parameter(name) for key in self.modules for name in self._names[key]]
+        pairs = zip(kept, self._computing().values(), strict=True)
+        self._reference = [parameter.detach().to(own.device, own.dtype, copy=True) for parameter, own in pairs]
 
     @contextmanager
     def reference(self) -> Iterator[None]:
@@ -433,7 +446,7 @@ class TrainedWeights:
         """
         with self.exact():
             put_start(self.modules, ADAPTER, start)
-        self._reference = [parameter.detach().clone() for parameter in self._computing().values()]
+        self.keep_reference()
 
     def add_whole_teacher(self, name: str, modules: Mapping[str, nn.Module]) -> None:
         """Add frozen denoisers that take the place of the trained ones for `teacher`.

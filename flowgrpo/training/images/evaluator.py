@@ -14,7 +14,7 @@ from ...pipelines.policy import FlowPolicy
 from ...samplers.plans import Plan, StepPlan
 from ...samplers.transitions import chunks_of
 from ..data import PromptRow
-from ..planning import levels_of
+from ..planning import base_from, levels_of
 from ..prompts.prompt_rows import Size
 from ..reporting.clock import Clock
 from .sized_rollout import SizedPolicies, SizedRollout, by_size, chosen, sized_rollout, sizes_of
@@ -40,13 +40,14 @@ class Evaluator:
     An image is the same to the last bit if it is made together with the same other images, see `company_of`.
 
     Args:
-        recipe: for noise levels and seeds.
+        recipe: for noise levels, seeds, and the share of the trained weights.
         policy: of the model, on the evaluation's number of steps.
         sized: the policies of the sizes of prompts; without it, no prompt may have a size of its own.
     """
 
     def __init__(self, recipe: Recipe, policy: FlowPolicy, sized: SizedPolicies | None = None) -> None:
         self.recipe, self.policy, self.sized = recipe, policy, sized
+        self._base_from = base_from(recipe)
 
     def plan(self, roots: int, policy: FlowPolicy | None = None) -> Plan:
         """A deterministic plan over the evaluation's noise levels, with `roots` images per prompt."""
@@ -99,7 +100,7 @@ class Evaluator:
         some = fewest if made is not None else fewest * max(most // fewest, 1)
         for part in chunks_of(len(rows), some // seeds):
             with clock.part("denoiser"):
-                rollout = policy.sample(prompts, keys, plan, chunk=part, told=clock.count)
+                rollout = policy.sample(prompts, keys, plan, chunk=part, told=clock.count, base_from=self._base_from)
             with clock.part("decode"):
                 images = policy.decode(rollout, prompts, counted(part.start * seeds))
             parts.append(Experience(rollout, plan, prompts, images, 1, tuple(keys)))
@@ -127,5 +128,5 @@ class Evaluator:
             policy, texts, seeds = self._policy(size), chosen(prompts, places), chosen(noises, places)
             plan = self.plan(1, policy)
             for part in chunks_of(len(texts), company_of(self.recipe)):
-                rollout = policy.sample(texts, seeds, plan, chunk=part, noises=seeds[part])
+                rollout = policy.sample(texts, seeds, plan, chunk=part, noises=seeds[part], base_from=self._base_from)
                 yield from zip(places[part], policy.decode(rollout, texts), strict=True)
