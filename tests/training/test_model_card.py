@@ -66,6 +66,13 @@ def test_the_scores_are_those_before_and_after_with_their_errors() -> None:
     assert "chosen by the first of these rewards" in card
 
 
+def test_scores_of_a_share_of_the_trained_weights_say_so() -> None:
+    said = "The trained weights made a share of 0.8 of the steps, and the base model made the last ones"
+    metrics = [line(0, 0.25, 0.03), line(40, 0.75, 0.03)]
+    assert said in card_text(images("evaluate.trained_share=0.8"), metrics, LORA)
+    assert "share of" not in card_text(images(), metrics, LORA)
+
+
 def test_of_the_best_weights_the_scores_are_those_of_that_evaluation() -> None:
     metrics = [line(0, 0.25, 0.03), line(20, 0.5, 0.04), line(40, 0.125, 0.05)]
     card = card_text(images(), metrics, CardFacts("lora", 20))

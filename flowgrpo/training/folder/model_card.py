@@ -235,6 +235,11 @@ def _scores(recipe: AnyRecipe, metrics: Sequence[Mapping[str, Any]], facts: Card
     names = [key.removeprefix("eval/") for key in after if key.startswith("eval/")]
     rows = [f"| {plain_line(name)} | {_score(before, name)} | {_score(after, name)} |" for name in names]
     text = "Mean over the held-out prompts ± its standard error over prompts, from fixed seeds."
+    if isinstance(recipe, Recipe) and recipe.evaluate.trained_share < 1:
+        text += (
+            f" The trained weights made a share of {recipe.evaluate.trained_share:g} of the steps, and the base model "
+            "made the last ones; the program below leaves all steps to the trained weights."
+        )
     if after["iteration"] != facts.iteration:
         text += f" The last evaluation was after {after['iteration']} iterations."
     if before["iteration"] != 0:
