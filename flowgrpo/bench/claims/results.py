@@ -147,11 +147,11 @@ def provenance() -> dict[str, Any]:
 
 def hardware() -> dict[str, Any]:
     """The machine that this process runs on."""
-    name = platform.processor()
     listing = Path("/proc/cpuinfo")
-    if listing.is_file():
-        models = [line for line in listing.read_text(encoding="utf-8").splitlines() if line.startswith("model name")]
-        name = models[0].partition(":")[2].strip() if models else name
+    lines = listing.read_text(encoding="utf-8").splitlines() if listing.is_file() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    # To ask the platform may start a process.
+    name = models[0] if models else platform.processor()
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "cpu": name or platform.machine(), "cores": os.cpu_count(), "threads": torch.get_num_threads(), "gpu": gpu,
