@@ -63,6 +63,7 @@ class TextEstimate:
         passing: memory of phases that follow one another, by name.
         levers: keys of the recipe with which less is sampled at once, and less is scored at once.
         sampled, share: number of completions that a GPU samples at once, and in an iteration; 0 if this is no choice.
+        width: tokens of the longest prompt with the longest completion; 0 if `rollout.tokens` says nothing.
     """
 
     gpu: Gpu
@@ -76,6 +77,7 @@ class TextEstimate:
     levers: tuple[str, str] = ("rollout.batch", "rollout.tokens")
     sampled: int = 0
     share: int = 0
+    width: int = 0
 
     @property
     def peak(self) -> int:
@@ -124,6 +126,7 @@ def estimate_text(recipe: TextRecipe, rows: Sequence[PromptRow], gpu: str = "h10
         | {"training": max([training, *_reading(recipe, groups, alone, prompt)])},
         sampled=together,
         share=completions,
+        width=prompt + generation.max_tokens,
     )
 
 
@@ -201,11 +204,26 @@ def _mends(found: TextEstimate) -> list[str]:
             + (", or model.train: lora with a learning rate for a LoRA" if full else "")
         ]
     again = "model.gradient_checkpointing: true, or "
+    smaller = _smaller(found)
     change = {
-        "sampling": f"for sampling, a smaller {found.levers[0]}",
-        "training": f"for training, {'' if found.recomputes else again}a smaller {found.levers[1]}",
+        "sampling": f"for sampling, {smaller['sampling']}",
+        "training": f"for training, {'' if found.recomputes else again}{smaller['training']}",
     }
     return [change[name] for name, size in at_once(found.resting, found.passing).items() if size > room]
+
+
+def _smaller(found: TextEstimate) -> dict[str, str]:
+    """The batches that fit, if memory grows with the number of completions; masked models have other batches."""
+    words = {name: f"a smaller {key}" for name, key in zip(("sampling", "training"), found.levers)}
+    counts = {"sampling": found.sampled, "training": found.scored}
+    if not found.width or not found.sampled:
+        return words
+    for name, most in at_once(found.resting, found.passing).items():
+        size, count = found.passing[name], counts[name]
+        fits = int(count * (ROOM * found.gpu.gib * GIB - (most - size)) / size)
+        if fits >= 1:
+            words[name] = f"{found.levers[name == 'training']}={fits if name == 'sampling' else fits * found.width}"
+    return words
 
 
 def _language(recipe: TextRecipe, path: str) -> LanguageModel:

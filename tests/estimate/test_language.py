@@ -16,6 +16,7 @@ from flowgrpo.estimate import language
 from flowgrpo.estimate.estimates import GIB
 from flowgrpo.estimate.known_models import known_config
 from flowgrpo.estimate.language import estimate_text, scoring_flops, text_table
+from flowgrpo.estimate.memory import at_once
 from flowgrpo.text.model import LanguageModel, LanguageWeights, load_language_model
 from flowgrpo.text.sampling import Sampled
 from flowgrpo.text.scoring import completion_statistics
@@ -263,8 +264,14 @@ def test_a_model_of_seven_billion_parameters_does_not_fit_into_24_gb() -> None:
     assert "note" not in text_table(less)[-1]
     many = "rollout={prompts: 64, group: 8, batch: 512, tokens: 30000}"
     wide = estimate_text(recipe(model, *words, *lora, again, many), [], "4090")
-    mended = "for sampling, a smaller rollout.batch; for training, a smaller rollout.tokens"
+    mended = "for sampling, rollout.batch=54; for training, rollout.tokens=4800"
     assert text_table(wide)[-1] == more + mended
+    smaller = ("rollout.batch=54", "rollout.tokens=4800")
+    fits = estimate_text(recipe(model, *words, *lora, again, many, *smaller), [], "4090")
+    assert 0.7 * 24 * GIB < fits.peak < 0.85 * 24 * GIB
+    assert all(size > 0.7 * 24 * GIB for size in at_once(fits.resting, fits.passing).values())
+    none = estimate_text(recipe(model, *words, *lora, again, "generation.max_tokens=200000"), [], "4090")
+    assert "for training, a smaller rollout.tokens" in text_table(none)[-1]
     full = estimate_text(recipe(model, *words, "model.train=full"), [], "4090")
     assert "GiB at any batch: use a smaller model, or model.train: lora" in text_table(full)[-1]
 
