@@ -165,7 +165,7 @@ def _print_findings(checked: Checked, seen: tuple[str, list[PromptRow]] | None) 
 
 
 def _print_counts(recipe: Recipe | MaskedRecipe) -> None:
-    from ..parts.traits import trained
+    from ..parts.traits import noises_again
     from ..training.planning import (
         budget_line,
         clip_bounds,
@@ -210,7 +210,7 @@ def _print_counts(recipe: Recipe | MaskedRecipe) -> None:
         f"evaluations of the {what} (NFE of the old policy, of θ): ({nfe.old:.3g}, {nfe.theta:.3g}), "
         f"with shared states ({nfe.old_shared:.3g}, {nfe.theta_shared:.3g})"
     )
-    if recipe.select and trained(recipe) != "images":
+    if recipe.select and not noises_again(recipe):
         say("trained edges and states are the most: select leaves samples out of the update")
     if ends_early(recipe):
         say("these are the most: a completion that is finished before its last step is not evaluated again")
@@ -228,7 +228,7 @@ def _trained(recipe: AnyRecipe) -> str:
 
 def _print_windows(recipe: Recipe | MaskedRecipe, expected: Forecast) -> None:
     """Print the counts of one prompt; for a loss of images, which trains no step, a line with what it trains."""
-    from ..parts.traits import trained
+    from ..parts.traits import noises_again
     from ..training.planning import images_line, step_ranges
 
     rows = [
@@ -243,7 +243,7 @@ def _print_windows(recipe: Recipe | MaskedRecipe, expected: Forecast) -> None:
         }
         for counts, uses in zip(expected.counts, expected.windows)
     ]
-    images = recipe.task == "images" and trained(recipe) == "images"
+    images = recipe.task == "images" and noises_again(recipe)
     columns = [name for name in rows[0] if not (images and name.startswith("trained"))]
     shown = rows if len(rows) == WINDOWS_SHOWN + 1 else rows[:WINDOWS_SHOWN]  # a line about one would save none
     widths = {name: max(len(row[name]) for row in [*shown, {name: name}]) for name in columns}

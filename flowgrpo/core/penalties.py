@@ -13,7 +13,7 @@ from torch import Tensor
 from ..parts.choice import Choice
 from ..parts.needs import SOMETHING, Need, needs, several_updates
 from ..parts.ranges import NotNegative, Positive, Share, Words
-from ..parts.traits import OF_EDGES, TRAINED, compares, trained
+from ..parts.traits import OF_EDGES, TRAINED, compares, noises_again, trained
 from .advantages import goodness
 from .guards import likelihood_guard
 from .objectives import gaussian_kl
@@ -116,11 +116,11 @@ class Edges:
 
 
 def _of_steps(recipe: Any, choice: Choice) -> list[str]:
-    if trained(recipe) != "images":
+    if not noises_again(recipe):
         return []
     return [
         f"penalty {choice.short} needs steps with noise, and objective {recipe.objective.short} trains "
-        f"{TRAINED['images']}; use objective transition, or leave the penalty out"
+        f"{TRAINED[trained(recipe)]}; use objective transition, or leave the penalty out"
     ]
 
 
@@ -293,7 +293,7 @@ def data(edges: Edges, *, source: Words, column: Words = "image") -> Tensor:
 
 
 def _by_densities(recipe: Any, choice: Choice) -> list[str]:
-    if trained(recipe) in ("states", "velocities", "gradients"):
+    if trained(recipe) in ("states", "velocities", "gradients", "recovered"):
         return [
             f"penalty {choice.short} checks whether a step became less likely, and objective {recipe.objective.short} "
             "has no ratio of densities; use objective transition, or leave the penalty out"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ..configs.layers import prompts_of_file
 from ..configs.schema import Recipe
-from ..parts.traits import saying, trained
+from ..parts.traits import differentiates, noises_again, saying
 from ..training.data import have_pictures, read_prompts
 from ..training.distributed.processes import Processes
 from ..training.images.images_beside import learned
@@ -18,6 +18,7 @@ from ..training.planning import (
     compares_with_past,
     forecast,
     nfe_of,
+    noised_levels,
     scouts_evaluations,
     search_passes,
     steps_of,
@@ -164,8 +165,7 @@ def estimate(
         )
     shares = Shares.of(recipe, gpus, sharding)
     pictured, others = _pictured(recipe.data.train), recipe.other_calls
-    differentiates = trained(recipe) == "gradients"
-    model, expected = model_of(recipe.model, pictured, others, differentiates), forecast(recipe)
+    model, expected = model_of(recipe.model, pictured, others, differentiates(recipe)), forecast(recipe)
     shown = model_of(recipe.as_evaluated.model, pictured, others) if recipe.evaluate.call else model
     share = math.ceil(recipe.rollout.prompts / gpus)
     train, known = _prompt_count(recipe.data.train, prompts)
@@ -255,6 +255,8 @@ def _flops(recipe: Recipe, model: Model, expected: Forecast, share: int, turns: 
         passes += recipe.optimizer.epochs * gradient * math.ceil(group / batch) / group
     # At these states a loss differentiates the rewards, through the decoder.
     differentiated = average("trained_states" if recipe.objective.get("at") == "prediction" else "leaves")
+    if noises_again(recipe):
+        differentiated *= noised_levels(recipe)[0]
     return {
         "sampling": share * model.branches * sampled * cost.forward,
         "decoding": share * leaves * model.decode_flops,

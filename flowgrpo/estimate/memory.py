@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..configs.schema import AnyRecipe, Recipe
-from ..parts.traits import keeps_base
+from ..parts.traits import keeps_base, noises_again
 from ..training.images.images_beside import learned
 from ..training.planning import Forecast, kept_predictions
 from ..training.updating import one_average
@@ -205,13 +205,14 @@ def passing(recipe: Recipe, model: Model, shares: Shares, shown: Model) -> dict[
 def _differentiating(recipe: Recipe, model: Model, held: int) -> dict[str, int]:
     """Bytes of the graph of a decoder whose images rewards are differentiated at, apart from the graphs of rewards.
 
-    At the prediction of a state, the graph of the denoiser is `held` meanwhile.
+    At the prediction of a state or at a recovered image, the graph of the denoiser is `held` meanwhile.
     """
     if not model.decode_graph:
         return {}
     count = 1 if model.decoded_alone else recipe.rollout.decode_batch
     graph = count * (model.decode_graph + model.decode_bytes)
-    return {"decoding with gradients": graph + (held if recipe.objective.get("at") == "prediction" else 0)}
+    meanwhile = recipe.objective.get("at") == "prediction" or noises_again(recipe)
+    return {"decoding with gradients": graph + (held if meanwhile else 0)}
 
 
 def _gathered(model: Model, shares: Shares) -> tuple[int, int]:

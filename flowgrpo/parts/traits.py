@@ -16,6 +16,7 @@ TRAINED = {
     "gradients": "the states that a rollout visits, by the gradients of the rewards",
     "choices": "choices among the next states of a group",
     "images": "finished images that are noised again",
+    "recovered": "finished images that are noised again, by the gradients of the rewards",
 }
 """What an objective of images may train: the values of its attribute `trains`, each with a description."""
 
@@ -145,6 +146,16 @@ def trained(recipe: Any) -> str:
     return found
 
 
+def noises_again(recipe: Any) -> bool:
+    """Whether the objective of an image recipe noises finished images again, and trains no step of a rollout."""
+    return trained(recipe) in ("images", "recovered")
+
+
+def differentiates(recipe: Any) -> bool:
+    """Whether the objective of an image recipe follows the gradients of the rewards."""
+    return trained(recipe) in ("gradients", "recovered")
+
+
 def rewarded(recipe: Any) -> bool:
     """Whether rewards have a part in the loss of a recipe, and are not only reported."""
     if recipe.task != "text":
@@ -154,7 +165,7 @@ def rewarded(recipe: Any) -> bool:
 
 def compares_rewards(recipe: Any) -> bool:
     """Whether the rewards of the samples of a prompt are compared with each other, so that one sample is too few."""
-    return rewarded(recipe) and (recipe.task == "text" or trained(recipe) != "gradients")
+    return rewarded(recipe) and (recipe.task == "text" or not differentiates(recipe))
 
 
 def all_taught(recipe: Any) -> bool:

@@ -306,7 +306,7 @@ class FlowPolicy:
             if self.denoiser.variant in OWN_TABLE:
                 raise ValueError(
                     f"{type(self.denoiser.pipe).__name__} can only be evaluated at its own noise levels; draw from "
-                    "these, with objective.draw: ranges"
+                    "these, with objective forward and draw: ranges"
                 )
             sigmas = tuple(others.get(step, sigma) for step, sigma in enumerate(sigmas))
         if sigmas != self.denoiser.sigmas:

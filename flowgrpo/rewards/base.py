@@ -59,7 +59,10 @@ cut at the longest length."""
 OF_GIVEN = ("given_place", "given_places")
 """Columns that a run on given samples adds: the place of a sample among the samples of its prompt, 0 for the best, and
 their number."""
-FROM_RUN = (*OF_TEXT, *OF_GIVEN)
+OF_RECOVERED = ("inverted", "noisiness")
+"""Columns that objective `direct_align` adds where it differentiates: whether an image was recovered by a step towards
+noise, and where its noise level lies in the range of the objective, from 0 at the lowest level to 1 at the highest."""
+FROM_RUN = (*OF_TEXT, *OF_GIVEN, *OF_RECOVERED)
 """Columns that are given to a reward that names them, and not to one that takes any column."""
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _PACKAGES = {
@@ -238,7 +241,7 @@ class Reward:
     def optional(self) -> list[str]:
         """Names of the columns that the plug-in reads only if the prompt file has them: their default is None."""
         named = self._parameters.values()
-        return [p.name for p in named if p.default is None and p.name not in (*RESERVED, *self._options)]
+        return [p.name for p in named if p.default is None and p.name not in (*RESERVED, *OF_RECOVERED, *self._options)]
 
     def takes(self, name: str) -> bool:
         """Whether the plug-in can be given an argument of this name."""

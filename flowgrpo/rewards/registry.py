@@ -56,6 +56,7 @@ BUILTIN: dict[str, str] = {
     "proxy": "flowgrpo.worlds.scenes.proxy_scorer:Proxy",
     "quiz": "flowgrpo.rewards.judges.judge_quiz:Quiz",
     "reactions": "flowgrpo.rewards.models.reactions:Reactions",
+    "relative": "flowgrpo.rewards.relative:Relative",
     "remote": "flowgrpo.rewards.remote:Remote",
     "rubric": "flowgrpo.rewards.judges.judge_rubric:Rubric",
     "safety": "flowgrpo.rewards.models.image_classifier:Safety",

@@ -11,7 +11,7 @@ from ..parts.needs import asking, needs, one_round, unscored, unused
 from ..parts.own_code import PartError
 from ..parts.plugins import told
 from ..parts.ranges import Fraction, Several, Spread, Whole
-from ..parts.traits import offering, offers, trained
+from ..parts.traits import noises_again, offering, offers, trained
 from .kernels import Kernel
 from .plans import Plan, branch_plan, given_plan, ode_plan, spine_plan, window_plan
 from .schedules import compress_tail
@@ -281,10 +281,10 @@ def _noised_again(recipe: Any, choice: Choice) -> list[str]:
             f"likelihood {likelihood.short} takes its masks from the steps of the sampler, and plan {choice.short} "
             "samples nothing; use objective.likelihood elbo"
         )
-    if not masked and trained(recipe) != "images":
+    if not masked and not noises_again(recipe):
         faults.append(
             f"plan {choice.short} samples nothing, so there are no steps to train, and objective is "
-            f"{recipe.objective.name}; use objective forward"
+            f"{recipe.objective.name}; use objective forward or direct_align"
         )
     if fault := unscored(recipe, choice["columns"]):
         faults.append(fault)

@@ -20,7 +20,16 @@ from ..core.surrogates import clip, clip_nats, gmpo
 from ..parts.choice import Choice, choices, given_names, value_at
 from ..parts.own_code import PartError
 from ..parts.plugins import told
-from ..parts.traits import compares_all, compares_rewards, offered, offering, saying, trained
+from ..parts.traits import (
+    compares_all,
+    compares_rewards,
+    differentiates,
+    noises_again,
+    offered,
+    offering,
+    saying,
+    trained,
+)
 from ..samplers.kernels import Kernel
 from ..samplers.plan_parts import Setting
 from ..samplers.plans import Plan, PlanCounts, ode_plan
@@ -235,7 +244,7 @@ def nfe_of(recipe: Planned, expected: Forecast) -> Nfe:
     if isinstance(recipe, MaskedRecipe):
         if recipe.objective.get("likelihood") is not None:
             theta = shared = float(len(passes_of(recipe).masked))
-    elif trained(recipe) == "images":
+    elif noises_again(recipe):
         times, kept = noised_levels(recipe)[0], kept_share(recipe)
         once = _noise_alone(recipe) if expected.pure_noise else 0.0
         theta, shared = times * kept, (times - once) * kept + once / recipe.rollout.group
@@ -276,6 +285,8 @@ def passes_of(recipe: MaskedRecipe, draw: int = 0) -> Passes:
 def noised_levels(recipe: Recipe) -> tuple[int, int]:
     """At how many noise levels an image is trained by a loss of the forward process, and of how many they are drawn."""
     options = recipe.objective
+    if differentiates(recipe):
+        return (options["times"] * (1 + options["inversion"]),) * 2
     between = options.get("draw") == "between"
     levels = len(levels_to_draw(steps_of(recipe), options.get("levels"), options.get("skip") or 0, between=between))
     times = options.get("times") or levels
@@ -288,9 +299,9 @@ def kept_predictions(recipe: Recipe) -> float:
     If the policy with which the loss compares lags behind, or if there are several updates, its predictions are kept.
     If a part compares with the reference, the predictions of the reference are kept too, for one update at a time.
     """
-    if trained(recipe) != "images":
+    if not noises_again(recipe):
         return 0.0
-    several = recipe.optimizer.updates * recipe.optimizer.epochs > 1
+    several = not differentiates(recipe) and recipe.optimizer.updates * recipe.optimizer.epochs > 1
     sampling = float(several or compares_with_past(recipe))
     reference = 1.0 / recipe.optimizer.updates if saying(recipe, "compares") else 0.0
     return (sampling + reference) * noised_levels(recipe)[0]
@@ -315,7 +326,12 @@ def compares_with_past(recipe: Planned) -> bool:
 def _noise_alone(recipe: Recipe) -> float:
     """Share of the iterations in which the images of a prompt get pure noise, the same for all of them."""
     options = recipe.objective
-    if options.get("noise") == "image" or options.get("skip") or options.get("draw") == "between":
+    if (
+        differentiates(recipe)
+        or options.get("noise") == "image"
+        or options.get("skip")
+        or options.get("draw") == "between"
+    ):
         return 0.0
     times, levels = noised_levels(recipe)
     return 1.0 / (levels // times) if options.get("draw") == "ranges" else times / levels
@@ -327,7 +343,7 @@ def images_line(recipe: Recipe) -> str:
     group, share = recipe.rollout.group, kept_share(recipe)
     images = f"all {group}" if share == 1.0 else f"at most {round(share * group)} of {group}"
     drawn = f"all {levels} noise levels" if times == levels else f"{times} of {levels} noise levels"
-    if recipe.objective.get("draw") == "between":
+    if recipe.objective.get("draw") == "between" or differentiates(recipe):
         drawn = f"{times} noise level{'s' * (times != 1)} between the levels of the sampler"
     return f"{images}, each at {drawn}"
 

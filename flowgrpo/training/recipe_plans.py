@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ..configs.schema import Recipe
 from ..parts.choice import options_model
-from ..parts.traits import trained
+from ..parts.traits import noises_again, trained
 from ..samplers.transitions import edge_bounds
 from .images.critic import check_guide
 from .planning import Planned, forecast, levels_of, planner, scouting_plan, setting_of
@@ -30,7 +30,7 @@ def check_plans(recipe: Planned) -> None:
     check_edges(recipe)
     if isinstance(recipe, Recipe) and (recipe.sampler.sigmas or recipe.sampler.shift is not None):
         _check_own_table(recipe.model.variant)
-    if wanted != "images" and not plan.trained_steps:
+    if not noises_again(recipe) and not plan.trained_steps:
         raise ValueError(
             f"sampler.plan {recipe.sampler.plan.name} trains no step, and objective {recipe.objective.name} needs one"
         )

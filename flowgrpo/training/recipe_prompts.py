@@ -12,9 +12,9 @@ from ..configs.prompt_source import HUB, prompt_source
 from ..configs.schema import AnyRecipe, Recipe, TextRecipe
 from ..configs.sections import SPLITS
 from ..parts.choice import Choice
-from ..parts.traits import offering, saying
+from ..parts.traits import offering, saying, trained
 from ..pipelines.arguments import FURTHER
-from ..rewards.base import OF_GIVEN, OF_TEXT, RESERVED
+from ..rewards.base import OF_GIVEN, OF_RECOVERED, OF_TEXT, RESERVED
 from ..text.picture_marks import PART, marked
 from .data import (
     IMAGE,
@@ -198,6 +198,8 @@ def sound_prompts(recipe: AnyRecipe, source: str, fetch: bool) -> list[PromptRow
     if given_columns(recipe):
         read = set(column_names(rows))
         reserved += [name for name in OF_GIVEN if name in read]
+    if isinstance(recipe, Recipe) and trained(recipe) == "recovered":
+        reserved += [name for name in OF_RECOVERED if name in columns]
     if reserved:
         raise ValueError(
             f"{source}: the prompts have a column {reserved[0]!r}, which rewards receive anyway; rename it"

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..configs.schema import Recipe
 from ..configs.sections import EmaConfig
 from ..core.addressing import address
-from ..parts.traits import trained
+from ..parts.traits import differentiates
 from ..pipelines.experience import Experience, ImagesBeside, Scouted, join_experiences
 from ..pipelines.policy import FlowPolicy
 from ..rewards.runner import RewardBatch, RewardSet
@@ -284,7 +284,7 @@ class FlowTask(PolicyTask):
             ValueError: the pipeline decodes, or a reward scores, in a way that has no gradient.
         """
         self.rewards = rewards
-        if trained(self.recipe) == "gradients":
+        if differentiates(self.recipe):
             state = torch.zeros(1, *self.policy.denoiser.probe.latent_shape, device=self.policy.device)
             differentiated(self.policy, rewards, state, rows[:1], rows)
 

@@ -155,7 +155,7 @@ def test_a_loss_of_finished_images_has_data_at_its_own_noise_levels(more, random
     _, e = trainer.collect(0)
     objective = trainer.objective
     errors = []
-    for level in objective._levels(e):  # type: ignore[attr-defined]
+    for level in objective.drawn_levels(e):  # type: ignore[attr-defined]
         trainer.task.policy.bind(e.plan, {level.step: level.sigma} if more else None)  # type: ignore[attr-defined]
         with torch.no_grad():
             errors += [error_by_hand(trainer, e, p, level.step, level.address, level.sigma) for p in range(3)]

@@ -46,6 +46,13 @@ def of_prompts(images, prompts, **columns):
     return images.new_tensor([float(len(prompt)) for prompt in prompts]).requires_grad_()
 
 
+def of_branches(images, prompts, inverted=None, noisiness=None):
+    weight = images.new_tensor([0.3, -1.0, 0.7]).view(3, 1, 1)
+    sign = images.new_tensor([-2.0 if one else 1.0 for one in inverted or [False] * len(prompts)])
+    place = images.new_tensor(noisiness or [0.5] * len(prompts))
+    return (sign + place) * (weight * images.square()).flatten(1).mean(1)
+
+
 def sometimes(images, prompts, **columns):
     values = images.flatten(1).mean(1)
     return values.masked_fill(values > values.median(), float("nan"))
@@ -65,9 +72,9 @@ def words_of(model: Path, folder: Path, *more: str, reward: str = "curved") -> l
     return [f"model.path={model}", *SMALL, rewards, *more]
 
 
-def trainer_of(model: Path, folder: Path, *more: str, reward: str = "curved") -> Trainer:
+def trainer_of(model: Path, folder: Path, *more: str, reward: str = "curved", recipe: str = "draft") -> Trainer:
     words = words_of(model, folder, *more, reward=reward)
-    return Session(load_recipe("draft", words), RunFolder.create(folder / "run", "")).trainer(Silent())
+    return Session(load_recipe(recipe, words), RunFolder.create(folder / "run", "")).trainer(Silent())
 
 
 def values(images: Tensor, prompts: list[str]) -> Tensor:

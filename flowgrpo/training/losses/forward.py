@@ -34,7 +34,7 @@ Loss = Annotated[Callable[..., tuple[Tensor, Tensor]], Of("forward loss", "diffu
 
 
 @dataclass(frozen=True)
-class _Images:
+class ImagesAtLevel:
     """Images at one noise level; the images are indices into the rollout's leaves."""
 
     leaves: Tensor
@@ -175,7 +175,10 @@ class ForwardObjective(Unmeasured):
 
     @torch.no_grad()
     def _predictions(
-        self, experience: Experience, batches: Sequence[_Images], weights: Callable[[], AbstractContextManager[None]]
+        self,
+        experience: Experience,
+        batches: Sequence[ImagesAtLevel],
+        weights: Callable[[], AbstractContextManager[None]],
     ) -> _Predictions:
         made: _Predictions = {}
         with weights():
@@ -189,28 +192,28 @@ class ForwardObjective(Unmeasured):
         """How many pairs of an image and a noise level one part has."""
         return sum(self._kept(experience, b, keep) for b in self.batches(experience, part, keep))
 
-    def batches(self, experience: Experience, part: int, keep: Tensor | None) -> Iterator[_Images]:
+    def batches(self, experience: Experience, part: int, keep: Tensor | None) -> Iterator[ImagesAtLevel]:
         """Batches of whole groups, each at one of the drawn noise levels; without the images that no loss needs."""
         low, high = experience.part(part)
         owner, groups = experience.rollout.leaf_prompt, experience.groups
         mine, sizes = groups[(owner >= low) & (owner < high)].unique(return_counts=True)
         # The side branches of a step are a group of their own.
         count = max(self.policy.batch // max(sizes.tolist(), default=1), 1)
-        for level in self._levels(experience):
+        for level in self.drawn_levels(experience):
             for chosen in mine.split(count) if len(mine) else ():
                 leaves = torch.isin(groups, chosen).nonzero().flatten()
                 if keep is not None and self.apart:
                     leaves = leaves[keep.cpu()[experience.rollout.leaf[leaves]]]
                 if len(leaves):
-                    yield _Images(leaves, level)
+                    yield ImagesAtLevel(leaves, level)
 
     def backward(
-        self, experience: Experience, batch: _Images, advantages: Tensor, keep: Tensor | None, rows: Tensor
+        self, experience: Experience, batch: ImagesAtLevel, advantages: Tensor, keep: Tensor | None, rows: Tensor
     ) -> Outcome:
         """Add the gradient of one batch of images."""
         nodes = experience.rollout.leaf[batch.leaves]
         noised = self._rows(experience, batch, advantages[nodes], None if keep is None else keep[nodes])
-        loss, log_ratio = self.loss(noised)
+        loss, log_ratio = self.losses(experience, batch, noised)
         require_gradient(named("forward loss", self.loss), loss, "`rows.velocity`")
         metrics = {"loss": pair(loss.detach())}
         if self.has_ratio:
@@ -235,7 +238,13 @@ class ForwardObjective(Unmeasured):
         )  # fmt: skip
         return Outcome(statistics.cpu(), metrics, log_ratio.abs().max().cpu())
 
-    def _rows(self, experience: Experience, batch: _Images, advantage: Tensor, kept: Tensor | None = None) -> Noised:
+    def losses(self, experience: Experience, batch: ImagesAtLevel, noised: Noised) -> tuple[Tensor, Tensor]:
+        """[N] losses of a batch, with gradient, and [N] log ratios."""
+        return self.loss(noised)
+
+    def _rows(
+        self, experience: Experience, batch: ImagesAtLevel, advantage: Tensor, kept: Tensor | None = None
+    ) -> Noised:
         x0, noise, x = self._noised(experience, batch)
         velocity = self._velocity(experience, batch, x)
         return Noised(
@@ -257,21 +266,26 @@ class ForwardObjective(Unmeasured):
         column = log_ratio[:, None]
         return held_columns(column, torch.zeros_like(column), advantage, surrogate=self.surrogate)[:, 0]
 
-    def _levels(self, experience: Experience) -> list[NoiseLevel]:
+    def drawn_levels(self, experience: Experience) -> Sequence[NoiseLevel]:
         """Noise levels of this rollout, falling. They are the same for all its prompts, on every process."""
-        key = experience.keys[0] if experience.key is None else experience.key
-        generator = torch.Generator().manual_seed(address(key, -2))
-        plan = experience.plan
+        plan, generator = experience.plan, drawing(experience)
         steps = levels_to_draw(plan.num_steps, self.levels, self.skip, between=self.draw == "between")
         return draw_levels(plan.sigmas, steps, self.times, self.draw, self.density, generator)
 
-    def _kept(self, experience: Experience, batch: _Images, keep: Tensor | None) -> int:
+    def _kept(self, experience: Experience, batch: ImagesAtLevel, keep: Tensor | None) -> int:
         return len(batch.leaves) if keep is None else int(keep[experience.rollout.leaf[batch.leaves]].sum())
 
-    def _noised(self, experience: Experience, batch: _Images) -> tuple[Tensor, Tensor, Tensor]:
+    def _noised(self, experience: Experience, batch: ImagesAtLevel) -> tuple[Tensor, Tensor, Tensor]:
         """Clean latents, noise and noised latents."""
         rollout = experience.rollout
         x0 = self.policy.brought(rollout.x[batch.leaves.to(rollout.x.device)])
+        noise = self.noise_of(experience, batch, x0.shape[1:]).to(x0.device)
+        sigma = batch.level.sigma
+        return x0, noise, ((1.0 - sigma) * x0.float() + sigma * noise).to(x0.dtype)
+
+    def noise_of(self, experience: Experience, batch: ImagesAtLevel, shape: Sequence[int]) -> Tensor:
+        """[N, *shape] the noise of each image, float32."""
+        rollout = experience.rollout
         owners = rollout.leaf_prompt[batch.leaves].tolist()
         # The place of an image in its group does not depend on its batch.
         everyone = rollout.leaf_prompt.tolist()
@@ -280,15 +294,13 @@ class ForwardObjective(Unmeasured):
             address(experience.keys[p], -1, *batch.level.address, *([] if self.noise == "prompt" else [place]))
             for p, place in zip(owners, places)
         ]
-        noise = draw_noise(x0.shape[1:], keys, x0.device)
-        sigma = batch.level.sigma
-        return x0, noise, ((1.0 - sigma) * x0.float() + sigma * noise).to(x0.dtype)
+        return draw_noise(shape, keys)
 
     def _one_state(self, level: NoiseLevel) -> bool:
         """Whether all images of a prompt are the same state at a noise level: their common noise, and nothing else."""
         return self.noise == "prompt" and level.sigma == 1.0
 
-    def _velocity(self, experience: Experience, batch: _Images, x: Tensor) -> Tensor:
+    def _velocity(self, experience: Experience, batch: ImagesAtLevel, x: Tensor) -> Tensor:
         step = batch.level.step
         between = batch.level.sigma != experience.plan.sigmas[step]
         self.policy.bind(experience.plan, {step: batch.level.sigma} if between else None)
@@ -301,22 +313,28 @@ class ForwardObjective(Unmeasured):
         found = velocity(x[first], step, prompts)
         return found[[prompts.index(owner) for owner in owners]]
 
-    def _old(self, experience: Experience, batch: _Images, velocity: Tensor) -> Tensor:
+    def _old(self, experience: Experience, batch: ImagesAtLevel, velocity: Tensor) -> Tensor:
         if batch.key in self._before:
             return self.policy.brought(self._before[batch.key])
         return velocity.detach() if self.old is None else self._once(self._of_old, experience, batch, self.old)
 
-    def _reference(self, experience: Experience, batch: _Images) -> Tensor:
+    def _reference(self, experience: Experience, batch: ImagesAtLevel) -> Tensor:
         return self._once(self._of_reference, experience, batch, self.policy.as_reference)
 
     def _once(
-        self, made: _Predictions, experience: Experience, batch: _Images,
+        self, made: _Predictions, experience: Experience, batch: ImagesAtLevel,
         weights: Callable[[], AbstractContextManager[None]],
     ) -> Tensor:  # fmt: skip
         """A prediction that `measure` made. It is used once, because the weights move afterwards."""
         if self._measured is experience and batch.key in made:
             return self.policy.brought(made.pop(batch.key))
         return self.policy.brought(self._predictions(experience, [batch], weights)[batch.key])
+
+
+def drawing(experience: Experience) -> torch.Generator:
+    """A generator for the noise levels of an iteration, the same on every process."""
+    key = experience.keys[0] if experience.key is None else experience.key
+    return torch.Generator().manual_seed(address(key, -2))
 
 
 def _edges(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from .direct_align import DirectAlignObjective
 from .directed import DirectedObjective
 from .forward import ForwardObjective
 from .neighbour import NeighbourObjective
@@ -19,5 +20,6 @@ OBJECTIVES: dict[str, Callable[..., Objective]] = {
     "visited": VisitedObjective,
     "directed": DirectedObjective,
     "reward_gradient": RewardGradientObjective,
+    "direct_align": DirectAlignObjective,
 }
 """`objective(setting, *, ...)`: a class with the methods of `objective.Objective`."""

@@ -18,7 +18,7 @@ from .edges import EdgeObjective, steps_to_score
 from .objective import ObjectiveSetting, Outcome, pair
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from ...pipelines.experience import Experience
     from ...pipelines.policy import FlowPolicy
@@ -56,7 +56,7 @@ def _steps_of_euler(recipe: Any, choice: Choice) -> list[str]:
     ]
 
 
-def _weighted_sum(recipe: Any, choice: Choice) -> list[str]:
+def weighted_sum(recipe: Any, choice: Choice) -> list[str]:
     """What changes scores after they were given has no gradient, so it must not be there."""
     why = f"objective {choice.short} takes the gradient of the weighted sum of the rewards as they are given"
     faults = []
@@ -94,7 +94,7 @@ def _one_pass(recipe: Any, choice: Choice) -> list[str]:
     steps_to_score,
     _chains_without_noise,
     _steps_of_euler,
-    _weighted_sum,
+    weighted_sum,
     _one_pass,
     one_round("takes the gradients of one rollout"),
     Need("select", ([],), "has a gradient for every image", mend="leave select out"),
@@ -154,11 +154,7 @@ class RewardGradientObjective(EdgeObjective):
 
     def _of_images(self, experience: Experience, x: Tensor, owners: Sequence[int]) -> tuple[Tensor, Tensor]:
         """[N] weighted sums of the rewards of decoded states [N, ...], and their gradients, [N, ...]."""
-        found, size = [], self.policy.decode_batch
-        for k in range(0, len(x), size):
-            rows = [experience.rows[p] for p in owners[k : k + size]]
-            found.append(differentiated(self.policy, self.rewards, x[k : k + size], rows, experience.rows))
-        return torch.cat([values for values, _ in found]), torch.cat([slopes for _, slopes in found])
+        return differentiated(self.policy, self.rewards, x, [experience.rows[p] for p in owners], experience.rows)
 
     def batches(self, experience: Experience, part: int, keep: Tensor | None) -> Iterator[Batch]:
         """Recorded batches of states, the last step first."""
@@ -219,16 +215,22 @@ class RewardGradientObjective(EdgeObjective):
 
 
 def differentiated(
-    policy: FlowPolicy, rewards: RewardSet, x: Tensor, rows: Sequence[PromptRow], among: Sequence[PromptRow]
+    policy: FlowPolicy,
+    rewards: RewardSet,
+    x: Tensor,
+    rows: Sequence[PromptRow],
+    among: Sequence[PromptRow],
+    more: Mapping[str, Any] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The weighted sums of the rewards of decoded states, and their gradients with respect to the states.
 
     Args:
-        policy: decodes.
+        policy: decodes, `decode_batch` states at a time.
         rewards: of the run.
         x: [N, ...] final states.
         rows: N prompts.
         among: all prompts of the iteration, whose columns the rewards get.
+        more: further columns, name -> the value of all states.
 
     Returns:
         [N] and [N, ...], float32.
@@ -236,21 +238,30 @@ def differentiated(
     Raises:
         ValueError: the pipeline decodes, or a reward scores, in a way that has no gradient.
     """
+    found, size = [], policy.decode_batch
+    for k in range(0, len(x), size):
+        own = rows[k : k + size]
+        columns = columns_of(own, {name: [value] * len(own) for name, value in (more or {}).items()}, among)
+        found.append(_differentiated(policy, rewards, x[k : k + size], own, columns))
+    return torch.cat([values for values, _ in found]), torch.cat([slopes for _, slopes in found])
+
+
+def _differentiated(
+    policy: FlowPolicy, rewards: RewardSet, x: Tensor, rows: Sequence[PromptRow], columns: Mapping[str, list[Any]]
+) -> tuple[Tensor, Tensor]:
     kind, leaf = type(policy.denoiser.pipe).__name__, x.detach().float().requires_grad_()
     with offload_of(policy.denoiser.pipe).needed("vae", when_called=True):
         try:
             with torch.enable_grad():
                 images = policy.denoiser.decode_with_graph(leaf, [row.prompt for row in rows])
-            values, slopes = rewards.gradients(
-                images.detach(), [row.text for row in rows], columns_of(rows, None, among)
-            )
+            values, slopes = rewards.gradients(images.detach(), [row.text for row in rows], columns)
             (slope,) = torch.autograd.grad(images, leaf, slopes.to(images))
         except RuntimeError as error:
             if not any(sign in str(error) for sign in NOT_DIFFERENTIABLE):
                 raise
             raise ValueError(
-                f"{kind} decodes images in a way that has no gradient ({str(error).splitlines()[0]}), and objective "
-                "reward_gradient needs one; use an objective that compares rewards, such as transition or forward"
+                f"{kind} decodes images in a way that has no gradient ({str(error).splitlines()[0]}), and the "
+                "objective needs one; use an objective that compares rewards, such as transition or forward"
             ) from error
     return values.to(slope.device), slope
 
