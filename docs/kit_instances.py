@@ -223,6 +223,7 @@ def makers() -> dict[str, Maker]:
         Case("ocr", PACKAGE, "pages", {"engine": {"Det.limit_side_len": 96}}),
         Case("paint", NONE),
         Case("proxy", SHIPPED),
+        Case("relative", SHIPPED, options={"reward": "proxy", "liked": ["red"], "disliked": ["blue"]}),
         Case("sql", NONE, "queries"),
         Case("text_format", NONE, "answers", {"pattern": r"[\d ]+"}),
         Case("tool_match", NONE, "called", {"begin": "c", "end": "="}),

@@ -31,13 +31,13 @@ from flowgrpo.core import (
 )  # fmt: skip
 from flowgrpo.core import forward_process as forward
 from flowgrpo.pipelines import policy, scored_edges
-from flowgrpo.rewards import win_rate
+from flowgrpo.rewards import relative, win_rate
 from flowgrpo.samplers import kernels, plans, schedules, solvers, transitions, windows
 from flowgrpo.training import anchor, planning
 from flowgrpo.training.credit import step_credits
 from flowgrpo.training.extensions import novelty, suspects
 from flowgrpo.training.images import critic, images_beside, scouting
-from flowgrpo.training.losses import directed, neighbour, reward_gradient, transition
+from flowgrpo.training.losses import direct_align, directed, neighbour, reward_gradient, transition
 
 PAGE = Path(__file__).resolve().with_name("methods.md")
 CLAIMS = Path(__file__).resolve().parent / "benchmarks" / "claims.json"
@@ -283,6 +283,16 @@ METHODS = (
         "The paper trains K steps at equal distances, and may end the sampler early, at the clean image of a state. "
         "Here K random steps are drawn for all images of an iteration, and the finished image is scored.",
         (reward_gradient.RewardGradientObjective,),
+    ),
+    Method(
+        "SRPO", "2509.06942", ("direct_align",),
+        "We read the released code. Its range of noise levels and its leap are the defaults, for steps with a shift of "
+        "3. Its leaps are shorter near the ends of the range; here a level is drawn where both leaps fit. The relative "
+        "preference is the reward `relative`, for rewards that know styles; the embedded scorer knows none. Each "
+        "prompt keeps its two words, where the code takes the next words in every iteration. The code starts all "
+        "images of an iteration from one noise, rolls out with a guidance of 1 and trains with 3.5, and bounds the "
+        "reward by a hinge; here each image has its own noise, one call does both, and there is no bound.",
+        (direct_align.DirectAlignObjective, direct_align.recovered, relative.Relative),
     ),
     Method(
         "DDRL", "2512.04332", ("ddrl",),

@@ -19,8 +19,6 @@ from .base import OF_RECOVERED, Scores
 from .inputs import Inputs
 from .within import check_inner, inner_reward, inner_servers, score_within, signature_of
 
-Favour = float | Sequence[float]
-
 
 class Relative:
     """How much better a sample suits its prompt in a liked style than in a disliked one, by another reward.
@@ -61,8 +59,8 @@ class Relative:
         *,
         liked: Sequence[str],
         disliked: Sequence[str],
-        favour: Favour = (0.1, 0.25),
-        favour_inverted: Favour = (0.3, 0.01),
+        favour: float | Sequence[float] = (0.1, 0.25),
+        favour_inverted: float | Sequence[float] = (0.3, 0.01),
     ) -> None:
         self.reward = inner_reward(self.name, "reward", reward, reward_options)
         if not self.reward.takes("prompts"):

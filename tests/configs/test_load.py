@@ -7,7 +7,7 @@ import yaml
 
 from flowgrpo.configs.load import RecipeError, dump_recipe, load_recipe, recipe_names, recipe_of_keys
 from flowgrpo.configs.schema import SCHEMAS, Recipe
-from flowgrpo.parts.traits import compares_rewards, trained
+from flowgrpo.parts.traits import compares_rewards, noises_again
 from flowgrpo.training.planning import forecast
 
 SMALLEST = "rewards: [{name: gold}]\n"
@@ -53,7 +53,7 @@ def test_every_packaged_recipe_validates_and_can_be_forecast(name: str):
     expected = forecast(recipe)
     assert sum(expected.windows) == recipe.run.iterations
     assert expected.images >= (2 if compares_rewards(recipe) else 1) * recipe.rollout.prompts
-    edges = trained(recipe) != "images"
+    edges = not noises_again(recipe)
     assert all((counts.trained_edges > 0) == edges for counts in expected.counts)
     assert Recipe.model_validate(yaml.safe_load(dump_recipe(recipe))) == recipe
 

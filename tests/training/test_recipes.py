@@ -11,7 +11,7 @@ from flowgrpo.training.credit.from_scores import Credit
 from flowgrpo.training.planning import forecast, planner, scouts_evaluations
 from flowgrpo.training.session import start
 
-WITH_GRADIENT = ("draft", "drtune", "refl")
+WITH_GRADIENT = ("direct_align", "draft", "drtune", "refl")
 """Recipes whose rewards need a gradient."""
 PUBLISHED = [
     name

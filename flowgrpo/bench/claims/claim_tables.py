@@ -50,6 +50,7 @@ def runs_table(rows: Mapping[str, Mapping[str, Any]]) -> str:
 NO_RISE = {
     "states": "no reward enters their loss",
     "gradients": "the size of a JPEG file has no gradient",
+    "recovered": "the size of a JPEG file has no gradient",
 }
 """What a recipe trains that has no short run with small JPEG files as its reward, and why."""
 
@@ -68,7 +69,10 @@ def rises_table(rises: Mapping[str, Result]) -> list[str]:
         rows.append([cell.replace("-", "−") if k else cell for k, cell in enumerate(cells)])
     images = next((run["images"] for run in rises.values() if "images" in run), 0)
     kinds = {name: trained(load_image_recipe(name)) for name in recipe_names("images")}
-    apart = {why: [name for name, kind in kinds.items() if kind == which] for which, why in NO_RISE.items()}
+    apart = {
+        why: [name for name, kind in kinds.items() if NO_RISE.get(kind) == why]
+        for why in dict.fromkeys(NO_RISE.values())
+    }
     missing = ", ".join(sorted(set(kinds) - set(rises) - {name for names in apart.values() for name in names}))
     return [
         "Each recipe is run for a few iterations on seed 0, with small JPEG files as its reward (Pref-GRPO: as the "
