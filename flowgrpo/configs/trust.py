@@ -36,7 +36,7 @@ PARTS_OF_FORMS = ("tool",)
 """Options of the package's forms of rollouts that are parts. The other options are numbers and texts for the policy."""
 OF_DATA, TEXTS_OF_DATA = "data", ("source", "column")
 """The package's penalty on images of data, and its options whose texts name data, and no part."""
-NAMING = ("name", "judge", "correct")
+NAMING = ("name", "judge", "correct", "reward")
 """Keys of a reward and of the package's own rewards at which a reward is named."""
 JUDGES = (
     "remote",

@@ -66,7 +66,7 @@ def test_every_reward_that_names_another_is_known():
         for path in package.rglob("*.py")
         if re.search(r"\bbuild\(RewardSpec|import .*\bconstruct\b|\binner_reward\(", path.read_text(encoding="utf-8"))
     }
-    known = {"win_rate.py", "within.py", "length.py", "confidence.py", "serve.py", "tool_thrift.py"}
+    known = {"win_rate.py", "relative.py", "within.py", "length.py", "confidence.py", "serve.py", "tool_thrift.py"}
     assert makers == known, "see configs.trust.NAMING"
 
 

@@ -425,7 +425,16 @@ def test_a_loss_that_differentiates_rewards_keeps_the_graph_of_the_decoder() -> 
     assert prediction.passing["decoding with gradients"] == graph + image.passing["training"]
     # The weights of the decoder have no gradient, so its backward pass costs as much as its forward pass.
     assert model.decode_graph_flops == pytest.approx(2 * model.decode_flops, rel=0.01)
+    # So it does at a recovered image, once for each noise level and branch.
+    aligned = estimate(
+        load_image_recipe(
+            "direct_align",
+            ["rollout={prompts: 6, group: 2, batch: 4, decode_batch: 3}", "objective={times: 2, inversion: true}"],
+        )
+    )
+    assert aligned.passing["decoding with gradients"] == prediction.passing["decoding with gradients"]
     images = image.flops["training"] - 12 * model.decode_graph_flops
+    assert aligned.flops["training"] == pytest.approx(4 * (images / 3 + 12 * model.decode_graph_flops))
     predictions = prediction.flops["training"] - 24 * model.decode_graph_flops
     assert images / 3 == pytest.approx(predictions / 2)
 

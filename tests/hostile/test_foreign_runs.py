@@ -209,6 +209,10 @@ FOREIGN: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"rewards": [{"name": "length", "options": {"mode": "cosine", "limit": 9, "correct": "evil.py:score"}}]},
         ["evil.py:score"],
     ),
+    "a reward of styles": (
+        {"rewards": [{"name": "relative", "options": {"reward": "evil.py:f", "liked": ["a"], "disliked": ["b"]}}]},
+        ["run the reward evil.py:f"],
+    ),
     "an address": (
         {"rewards": [{"name": "remote", "options": {"url": "http://127.0.0.1:1", "token_env": "MY_SECRET"}}]},
         ["send prompts and samples and the environment variable MY_SECRET to http://127.0.0.1:1"],

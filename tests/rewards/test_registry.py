@@ -277,6 +277,11 @@ def test_options_that_need_no_server_are_checked_before_a_run(name: str, options
         ("judge", {"server": SERVER, "prompt": "?"}, ["http://a:1/v1"]),
         ("win_rate", {"judge": "unified_reward", "judge_options": {"server": SERVER}}, ["http://a:1/v1"]),
         ("win_rate", {"judge": "gold"}, []),
+        (
+            "relative",
+            {"reward": "rubric", "reward_options": {"server": SERVER}, "liked": ["a"], "disliked": ["b"]},
+            ["http://a:1/v1"],
+        ),
         ("confidence", {"correct": "verifier", "correct_options": {"server": SERVER}}, ["http://a:1/v1"]),
         ("length", {"limit": 9}, []),
         ("length", {"limit": 9, "correct": "verifier", "correct_options": {"server": SERVER}}, ["http://a:1/v1"]),

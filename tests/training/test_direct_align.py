@@ -3,8 +3,10 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 from flowgrpo.configs.load import RecipeError, dump_recipe, load_recipe
@@ -172,3 +174,27 @@ def test_a_recipe_that_does_not_fit_is_refused(words: list[str], said: str) -> N
 def test_a_reward_without_a_gradient_is_refused_before_the_run(random_pipeline: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="reward 'listed' has no gradient with respect to the images: it returns a"):
         trainer_of(random_pipeline, tmp_path, reward="listed", recipe="direct_align")
+
+
+@pytest.mark.slow
+def test_images_of_data_take_the_place_of_a_rollout(random_pipeline: Path, tmp_path: Path) -> None:
+    rows = []
+    for k in range(2):
+        noise = np.random.default_rng(k).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+        Image.fromarray(noise).resize((64, 64)).save(tmp_path / f"{k}.png")
+        rows.append({"prompt": f"a red circle {k}", "picture": f"{k}.png"})
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    trainer = trainer_of(
+        random_pipeline, tmp_path, f"data.train={tmp_path / 'own.jsonl'}", "rollout.group=1",
+        "sampler.plan={name: given, columns: [picture]}", "penalties=[{name: kl, weight: 0.1}]", reward="flat",
+        recipe="direct_align",
+    )  # fmt: skip
+    first, second = trainer.iterate(0), trainer.iterate(1)
+    assert first["evaluations"] == 0
+    assert "preferred" not in first
+    assert first["grad_norm"] > 0.0
+    assert (first["kl"], second["kl"] > 0.0) == (0.0, True)
+    # The noise is new in every iteration.
+    batches = [next(objective_of(trainer).batches(trainer.collect(k)[1], 0, None)) for k in range(2)]
+    noises = [objective_of(trainer).noise_of(trainer.collect(k)[1], batches[k], (4,)) for k in range(2)]
+    assert not torch.equal(*noises)

@@ -218,7 +218,7 @@ class ForwardObjective(Unmeasured):
         metrics = {"loss": pair(loss.detach())}
         if self.has_ratio:
             metrics |= {"log_ratio_sq": pair(log_ratio.square()), "ratio": pair(log_ratio.exp())}
-        if experience.plan.given and noised.reference is not None:
+        if experience.plan.given and noised.reference is not None and self.trains == "images":
             metrics["preferred"] = pair(preferred(noised))
         level, owners = batch.level, experience.rollout.leaf_prompt[batch.leaves].tolist()
         to_data = partial(data_error, self.policy, experience, owners, level.step, level.sigma, level.address)
