@@ -102,9 +102,9 @@ class DirectAlignObjective(ForwardObjective):
     Rewards may read two columns here: `inverted`, and `noisiness` from 0 at the lowest level of the range to 1 at the
     highest. Images of data (plan `given`) get noise of their own.
 
-    The defaults are the range and the distance of the released code, for steps with a shift of 3. Near the ends of the
-    range, the released code shortens the leaps; here a level is drawn only where both leaps fit. Its bound of the
-    reward (ReFL's hinge at 0.7) is above all rewards of HPSv2, so it is left out.
+    The defaults are the range and the distance of the released code, rounded, for steps with a shift of 3. Near the
+    ends of the range, the released code shortens the leaps; here a level is drawn only where both leaps fit. Its bound
+    of the reward (ReFL's hinge at 0.7) is above all rewards of HPSv2, so it is left out.
 
     Args:
         setting: of the run.
