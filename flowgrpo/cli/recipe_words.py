@@ -34,7 +34,8 @@ class HintedCommand(typer.core.TyperCommand):
             # The exception comes from typer's own copy of click, or from click, as the version has it.
             option = getattr(error, "option_name", None)
             if isinstance(option, str) and option.startswith("--") and (told := self.hint(option, given)):
-                error.message = f"{error.message}. {told}"  # type: ignore[attr-defined]
+                # Some versions of click end the message with a full stop.
+                error.message = f"{error.message.rstrip('.')}. {told}"  # type: ignore[attr-defined]
                 error.possibilities = []  # type: ignore[attr-defined]
             raise
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -268,7 +269,7 @@ def _ltx2(config: Mapping[str, Any], latent: tuple[int, ...], tokens: int, rows:
     widths = [config["caption_channels"]] * 2
     if not config.get("use_prompt_embeddings", True):
         widths = [config["cross_attention_dim"], config["audio_cross_attention_dim"]]
-    return {
+    inputs = {
         "hidden_states": torch.empty(rows, video, config["in_channels"]),
         "audio_hidden_states": torch.empty(rows, sound, config["audio_in_channels"]),
         "encoder_hidden_states": torch.empty(rows, tokens, widths[0]),
@@ -285,6 +286,15 @@ def _ltx2(config: Mapping[str, Any], latent: tuple[int, ...], tokens: int, rows:
         "audio_coords": torch.empty(rows, 1, sound, 2),
         "use_cross_timestep": True,
     }
+    # The class of an older diffusers takes fewer.
+    return {name: value for name, value in inputs.items() if name in _taken("LTX2VideoTransformer3DModel")}
+
+
+def _taken(name: str) -> Collection[str]:
+    """The arguments of the forward pass of a class of diffusers."""
+    import diffusers
+
+    return inspect.signature(getattr(diffusers, name).forward).parameters
 
 
 def _unet(config: Mapping[str, Any], latent: tuple[int, ...], tokens: int, rows: int) -> dict[str, Any]:

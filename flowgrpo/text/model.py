@@ -362,7 +362,7 @@ def linear_layers(model: Any) -> tuple[str, ...]:
 
 def _decoder_of(model: Any) -> nn.Module:
     """The part of a model through which text passes. Older versions of transformers give more for some models."""
-    found = model.get_decoder()
+    found = model.get_decoder() or model.base_model
     inner = next((getattr(found, name) for name in ("text_model", "language_model") if hasattr(found, name)), found)
     return inner  # type: ignore[no-any-return]
 

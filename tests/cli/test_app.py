@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -188,7 +189,8 @@ def test_a_bad_value_names_recipe_key_and_mend(command: Command):
 def test_a_key_that_is_written_as_an_option_is_told_how_to_be_written(command: Command, name: str):
     status, _, errors = command(name, "--seed", "3")
     assert status == 2
-    assert "No such option: --seed. Keys of a recipe are written without dashes:" in errors
+    # Some versions of click put the option into quotation marks.
+    assert re.search(r"No such option:? '?--seed'?\. Keys of a recipe are written without dashes:", errors)
     assert "run.seed=3" in errors
 
 
@@ -200,12 +202,13 @@ def test_a_key_that_is_written_as_an_option_is_told_how_to_be_written(command: C
         (["--guidance-scale=4"], "Write --guidance 4"),
         (["--resolution", "512"], "A key of a recipe is set as --set model.call.height=512"),
         (["--lora", "x"], "A run is named with --model, and its LoRA is loaded with it"),
-        (["--foo"], "No such option: --foo"),
+        (["--foo"], "--foo"),
     ],
 )
 def test_an_option_of_another_tool_is_told_its_name_here(command: Command, words: list[str], told: str):
     status, _, errors = command("sample", *words)
     assert status == 2
+    assert "No such option" in errors
     assert told in " ".join(errors.replace("│", " ").split())
 
 

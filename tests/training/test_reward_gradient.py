@@ -277,8 +277,9 @@ def test_in_16_bits_the_gradient_is_nearly_the_one_in_32(dtype: str, random_pipe
         trainer = trainer_of(random_pipeline, tmp_path / kind, *words, reward="flat")
         moved(trainer)
         found.append(torch.cat([one.flatten().float() for one in found_by(trainer, trainer.collect(0)[1])]))
-    assert float(torch.nn.functional.cosine_similarity(*found, dim=0)) > 0.999
-    assert float(found[1].norm() / found[0].norm()) == pytest.approx(1.0, abs=0.03)
+    # The error depends on the kernels of the processor: 10 to 15 roundings in float16, 6 to 8 in bfloat16.
+    rounding = torch.finfo(getattr(torch, dtype)).eps
+    assert float((found[1] - found[0]).norm() / found[0].norm()) < 20 * rounding
 
 
 @pytest.mark.slow
