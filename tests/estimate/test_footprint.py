@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from packaging.version import Version
 from peft.tuners.lora import Linear
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -207,6 +208,8 @@ def test_operations_are_those_torch_counts_in_a_real_evaluation(name: str):
 
 @pytest.mark.parametrize("name", TINY)
 def test_operations_are_two_for_each_parameter_and_token_and_the_attention(name: str):
+    if name == "ZImageTransformer2DModel" and Version(torch.__version__) < Version("2.9"):
+        pytest.skip("older versions of torch have no gradient of a choice by a mask on `meta`")
     module, given = real(name)
     products = 0.0
 
@@ -355,7 +358,9 @@ def test_the_gradient_of_decoding_is_counted_as_in_a_real_one():
     # The backward pass of a fused attention computes its products of queries and keys again.
     again = 2 * (16 * 16) ** 2 * 32
     assert found.graph_flops == pytest.approx(counter.get_total_flops() + again, rel=1e-6)
-    assert found.graph == pytest.approx(sum(storage.nbytes() for storage in kept.values()), rel=0.05)
+    # On `meta`, older versions of torch keep one more map of full size.
+    more = 4 * 32 * 32**2 if Version(torch.__version__) < Version("2.9") else 0
+    assert found.graph == pytest.approx(sum(storage.nbytes() for storage in kept.values()) + more, rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -436,8 +441,8 @@ def test_text_encoders_have_the_numbers_of_their_classes():
                 hf.CLIPTextConfig(vocab_size=49408, projection_dim=768, **clip)
             ),
             CLIP_G: hf.CLIPTextModelWithProjection(hf.CLIPTextConfig(vocab_size=49408, projection_dim=1280, **big)),
-            # The defaults of this class are the sizes of Mistral Small 3.1 and 3.2.
-            MISTRAL_SMALL: hf.Mistral3ForConditionalGeneration(hf.Mistral3Config()),
+            # The defaults of this class are the sizes of Mistral Small 3.1 and 3.2, which have their own output layer.
+            MISTRAL_SMALL: hf.Mistral3ForConditionalGeneration(hf.Mistral3Config(tie_word_embeddings=False)),
             QWEN3_4B: hf.Qwen3ForCausalLM(known_config("Qwen/Qwen3-4B")),
             QWEN3_8B: hf.Qwen3ForCausalLM(known_config("Qwen/Qwen3-8B")),
             GEMMA3_12B: hf.Gemma3ForConditionalGeneration(gemma),
@@ -485,10 +490,15 @@ def test_the_further_networks_of_ltx2_have_the_numbers_of_their_classes():
     from diffusers.pipelines.ltx2 import LTX2TextConnectors, LTX2Vocoder
 
     heads = {"num_attention_heads": 30, "attention_head_dim": 128, "num_layers": 2, "num_learnable_registers": 128}
+    # These have defaults only in newer versions, and no parameter depends on them.
+    rotary = {
+        "connector_rope_base_seq_len": 4096, "rope_theta": 10_000.0, "rope_double_precision": True,
+        "causal_temporal_positioning": False,
+    }  # fmt: skip
     both = {f"{kind}_connector_{name}": value for kind in ("video", "audio") for name, value in heads.items()}
     with torch.device("meta"):
         sizes = {
-            LTX2_CONNECTORS: LTX2TextConnectors(caption_channels=3840, text_proj_in_factor=49, **both),
+            LTX2_CONNECTORS: LTX2TextConnectors(caption_channels=3840, text_proj_in_factor=49, **both, **rotary),
             LTX2_SOUND: AutoencoderKLLTX2Audio(),
             LTX2_VOCODER: LTX2Vocoder(
                 in_channels=128, hidden_channels=1024, upsample_kernel_sizes=[16, 15, 8, 4, 4],

@@ -431,6 +431,7 @@ def test_a_prompt_without_room_in_the_model_is_refused_before_the_run(small: lis
         trainer_of([*small, f"data.train={tmp_path / 'train.txt'}"], tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_rooms_of_published_models_are_what_their_forward_pass_takes() -> None:
     """A model without a table of positions takes longer rows than its configuration names."""
     import transformers as t
