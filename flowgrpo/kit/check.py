@@ -20,7 +20,7 @@ from .material import Material, arithmetic_samples, scene_samples, written_compl
 from .trial import Trial
 from .usefulness import check_agreement, check_distribution, check_range, check_signal
 
-HAS_GRADIENT = "has a gradient with respect to the images, which objective reward_gradient can follow"
+HAS_GRADIENT = "has a gradient with respect to the images, for the recipes draft, refl, drtune and direct_align"
 
 
 @dataclass(frozen=True)

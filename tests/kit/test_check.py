@@ -387,7 +387,10 @@ def test_an_option_of_another_type_is_told_with_the_name_of_its_reward():
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ("brightness", "has a gradient with respect to the images, which objective reward_gradient can follow"),
+        (
+            "brightness",
+            "has a gradient with respect to the images, for the recipes draft, refl, drtune and direct_align",
+        ),
         (RewardSpec("jpeg_compressibility"), "has no gradient with respect to the images: it returns a list"),
     ],
 )
