@@ -103,7 +103,8 @@ def test_both_branches_pull_the_velocity_the_same_way(random_pipeline, tmp_path)
         for batch in [one for one in objective.batches(e, 0, None) if one.level.inverted is inverted]:
             objective.backward(e, batch, torch.zeros(len(e.rollout.parent)), None, torch.tensor(4.0))
         found.append(torch.cat([one.grad.flatten().clone() for one in trainer.task.weights.parameters()]))
-    assert float(torch.nn.functional.cosine_similarity(*found, dim=0)) > 0.99
+    # The two levels differ by a little, so the gradients are not equal; with a wrong sign they would be opposite.
+    assert float(torch.nn.functional.cosine_similarity(*found, dim=0)) > 0.9
 
 
 @pytest.mark.slow
