@@ -145,7 +145,7 @@ def sample(
     if temperature is not None and not 0 <= temperature < math.inf:
         raise ValueError(f"--temperature is {temperature}; give a finite number of 0 or more")
     kind = _kind(model, task, given)
-    if trained_share is not None:
+    if trained_share is not None or _gives_share(settings or []):
         _check_shared(model, base)
     rows = _rows(prompts, file, image or [])
     batches = {"images": ("rollout.batch", "rollout.decode_batch"), "text": ("evaluate.batch",)}.get(
@@ -226,14 +226,19 @@ def one_model(base: bool, checkpoint: str | None) -> None:
         )
 
 
+def _gives_share(overrides: Sequence[str]) -> bool:
+    """Whether an override is a share of the trained weights; the recipe of a run may have one for its evaluations."""
+    return any(word.partition("=")[0] == "evaluate.trained_share" for word in overrides)
+
+
 def _check_shared(model: str, base: bool) -> None:
     """Raise ValueError if a model has no trained weights that could make a share of the steps."""
     from ..inference.opening import is_run
 
     if not is_run(model):
         raise ValueError(
-            f"--trained-share is for a run, which has trained weights and a model before training, and {model} is not "
-            "a run; leave it out"
+            f"a share of the trained weights is for a run, which has a model before training too, and {model} is not a "
+            "run; leave --trained-share or evaluate.trained_share out"
         )
     if base:
         raise ValueError("--base is the model before training alone; write --trained-share 0, or leave --base out")
@@ -393,7 +398,7 @@ def evaluate(
     one_model(base, checkpoint)
     source, overrides = split(words)
     shares = _shares(trained_share)
-    if shares:
+    if shares or _gives_share(overrides):
         _check_shared(model, base)
     from ..configs.schema import Recipe
     from ..inference.inference import evaluate_model, evaluate_shares
@@ -430,6 +435,8 @@ def _shares(text: str | None) -> list[float]:
         raise ValueError(
             f"--trained-share is {text!r}; write numbers from 0 to 1 with commas between them, such as 0,0.5,0.8,1"
         )
-    if repeated := [share for share in shares if shares.count(share) > 1]:
-        raise ValueError(f"--trained-share has {repeated[0]:g} more than once; write it once")
+    # The table and the folders of the samples name a share by these digits.
+    named = [f"{share:g}" for share in shares]
+    if repeated := [name for name in named if named.count(name) > 1]:
+        raise ValueError(f"--trained-share has {repeated[0]} more than once; write it once")
     return shares

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, TypeVar, cast, get_args, get_origin
 
 import yaml
 from pydantic import ValidationError
@@ -14,7 +14,7 @@ from ..parts.choice import Of, plain
 from ..parts.kinds import KINDS
 from ..parts.plugins import with_article
 from .explaining import explain
-from .layers import RecipeError, layers, over, own_files, recipe_names, refuse_idle_lora
+from .layers import RecipeError, layers, merge, over, own_files, recipe_names, refuse_idle_lora
 from .schema import SCHEMAS, AnyRecipe, Recipe
 from .sections import WORLDS
 from .trust import check_acts, config_file, trust_acts
@@ -28,7 +28,10 @@ __all__ = [
     "recipe_names",
     "recipe_of_keys",
     "trust_recipe",
+    "with_keys",
 ]
+
+R = TypeVar("R", bound=AnyRecipe)
 
 
 def load_recipe(source: str | Path | None = None, overrides: Iterable[str] = (), *, rewards: bool = True) -> AnyRecipe:
@@ -117,6 +120,19 @@ def recipe_of_keys(name: str, data: Mapping[str, Any]) -> AnyRecipe:
         refused = RecipeError(f"{name}:\n" + "\n".join(explain(fault, schema) for fault in faults))
         refused.places = tuple(".".join(map(str, place)) for fault in faults for place in _places(fault))
         raise refused from None
+
+
+def with_keys(recipe: R, changes: Mapping[str, Any]) -> R:
+    """The recipe with other values of some keys, each written `section.key`.
+
+    Raises:
+        ValueError: the schema refuses the recipe with these values.
+    """
+    sections: dict[str, dict[str, Any]] = {}
+    for key, value in changes.items():
+        section, name = key.split(".")
+        sections.setdefault(section, {})[name] = value
+    return cast("R", type(recipe).model_validate(merge(recipe.model_dump(), sections)))
 
 
 def _places(fault: Mapping[str, Any]) -> list[tuple[Any, ...]]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..configs.layers import merge
+from ..configs.load import with_keys
 from ..configs.schema import Recipe
+from ..training.folder.changing import may_change
 from .estimates import GIB, Estimate, duration
 
 ROOM = 0.9
@@ -43,11 +45,16 @@ def crowded_lines(recipe: Recipe, found: Estimate, estimated: Callable[[Recipe],
             "model.train: lora and a learning rate for a LoRA"
         ]
     if recipe.model.quantize is None and recipe.model.dtype == "bfloat16":
-        rounded = _changed(recipe, EIGHT_BITS)
+        rounded = with_keys(recipe, EIGHT_BITS)
         if ways := ways_to_fit(rounded, estimated):
             first = tuple(map(_word, EIGHT_BITS.items()))
             ways = [Way((*first, *way.words), way.found) for way in ways]
             return [f"{much}; it fits with a base in 8 bits, which rounds its predictions, with", *_listed(ways)]
+    if not may_change("rollout.batch", recipe):
+        return [
+            f"{much}, and with optimizer.cut: edges a smaller rollout.batch gives other states to the updates; change "
+            "rollout.batch and optimizer.updates together, or use a larger GPU"
+        ]
     return [f"{much}, and smaller batches do not help; use a larger GPU, a smaller model or smaller images"]
 
 
@@ -95,47 +102,52 @@ def ways_to_fit(recipe: Recipe, estimated: Callable[[Recipe], Estimate]) -> list
 
 def _new(recipe: Recipe, more: Mapping[str, Any]) -> dict[str, Any]:
     """Settings that change something, and that do not contradict the recipe."""
-    if recipe.model.offload and ("model.offload" in more or "model.release_text_encoders" in more):
-        return {}
-    own = {"model.release_text_encoders": recipe.model.release_text_encoders, "rollout.store": recipe.rollout.store}
-    return {key: value for key, value in more.items() if own.get(key) != value}
+    waiting = recipe.model.offload
+    own = {
+        "model.release_text_encoders": recipe.model.release_text_encoders or "text_encoders" in waiting,
+        "rollout.store": recipe.rollout.store, "model.offload": waiting,
+    }  # fmt: skip
+    whole = {
+        key: list(dict.fromkeys([*waiting, *value])) if key == "model.offload" else value for key, value in more.items()
+    }
+    return {key: value for key, value in whole.items() if own[key] != value}
 
 
 def _largest(recipe: Recipe, changes: Mapping[str, Any], estimated: Callable[[Recipe], Estimate]) -> Way | None:
     """The largest batches that fit with these changes; None if none fits."""
+    own = {"rollout.batch": recipe.rollout.batch, "rollout.decode_batch": recipe.rollout.decode_batch}
 
-    def way(batch: int, decoded: int) -> Way | None:
-        batches = {"rollout.batch": batch, "rollout.decode_batch": decoded}
-        own = {"rollout.batch": recipe.rollout.batch, "rollout.decode_batch": recipe.rollout.decode_batch}
-        new = {**changes, **{key: size for key, size in batches.items() if size != own[key]}}
-        try:
-            found = estimated(_changed(recipe, new))
-        except ValueError:
-            # Some losses need whole groups in a call.
-            return None
-        return Way(tuple(map(_word, new.items())), found) if found.peak <= ROOM * found.gpu.gib * GIB else None
+    def largest(key: str, sizes: Sequence[int], others: Mapping[str, int]) -> tuple[int, Way] | None:
+        found = None
+        for size in sizes:
+            new = {**changes, **{name: n for name, n in {**others, key: size}.items() if n != own[name]}}
+            try:
+                way = Way(tuple(map(_word, new.items())), estimated(with_keys(recipe, new)))
+            except ValueError:
+                # Some losses need whole groups in a call, so a larger batch may do.
+                continue
+            if way.found.peak > ROOM * way.found.gpu.gib * GIB:
+                break
+            found = size, way
+        return found
 
-    batch = next((size for size in _sizes(recipe.rollout.batch) if way(size, 1) is not None), None)
-    if batch is None:
+    # The batches of trained states may be what an update gets.
+    sizes = _sizes(recipe.rollout.batch) if may_change("rollout.batch", recipe) else [recipe.rollout.batch]
+    if (batch := largest("rollout.batch", sizes, {"rollout.decode_batch": 1})) is None:
         return None
-    ways = (way(batch, size) for size in _sizes(recipe.rollout.decode_batch))
-    return next(found for found in ways if found is not None)
+    both = largest("rollout.decode_batch", _sizes(recipe.rollout.decode_batch), {"rollout.batch": batch[0]})
+    return None if both is None else both[1]
 
 
 def _sizes(own: int) -> list[int]:
-    """A batch and the powers of two below it, the largest first."""
-    return [own, *(2**power for power in reversed(range((own - 1).bit_length())))]
-
-
-def _changed(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
-    sections: dict[str, dict[str, Any]] = {}
-    for key, value in changes.items():
-        section, name = key.split(".")
-        sections.setdefault(section, {})[name] = value
-    return Recipe.model_validate(merge(recipe.model_dump(), sections))
+    """A batch and the powers of two below it, the smallest first."""
+    return [*(2**power for power in range((own - 1).bit_length())), own]
 
 
 def _word(change: tuple[str, Any]) -> str:
+    """An override as a shell takes it; some shells read brackets as a pattern."""
     key, value = change
-    shown = str(value).lower() if isinstance(value, bool) else f"[{', '.join(value)}]" if value == ["vae"] else value
-    return f"{key}={shown}"
+    shown = (
+        str(value).lower() if isinstance(value, bool) else f"[{', '.join(value)}]" if isinstance(value, list) else value
+    )
+    return shlex.quote(f"{key}={shown}")

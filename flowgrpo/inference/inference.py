@@ -277,6 +277,8 @@ def evaluate_shares(
     Raises:
         ValueError: as in `evaluate_model`, or a whole model was trained and the model before training is gone.
     """
+    if out is not None:
+        check_not_run(out, "evaluation")
     ways = [(with_share(recipe, share), None if out is None else out / f"trained-{share:g}") for share in shares]
     return _scored(run, ways, split, False, checkpoint, say)
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
+from ..configs.load import with_keys
 from ..configs.schema import AnyRecipe
 from ..parts.traits import trained
 from .device_memory import OutOfMemory, lacks_memory, part_of, said_by
-from .folder.changing import changeable
+from .folder.changing import may_change
 
 WHERE = {
     "denoiser": "while samples were made", "sampling": "while samples were made", "decode": "while images were decoded",
@@ -20,7 +21,7 @@ WHERE = {
 """What a message calls the parts of the clock."""
 SMALLER = {
     "images": {"denoiser": ["rollout.batch"], "decode": ["rollout.decode_batch"], "update": ["rollout.batch"]},
-    "text": {"sampling": ["rollout.batch"], "update": ["rollout.tokens"]},
+    "text": {"sampling": ["rollout.batch", "evaluate.batch"], "update": ["rollout.tokens"]},
     "masked": {"sampling": ["rollout.batch"], "update": ["rollout.batch"]},
 }
 """Keys with which a part of a run needs less memory, by task and part."""
@@ -53,20 +54,32 @@ def _advice(recipe: AnyRecipe, run: Path, error: BaseException) -> str:
     keys = SMALLER[recipe.task].get("update" if updates else part, [])
     if updates and trained(recipe) == "gradients":
         keys = ["rollout.decode_batch", *keys]
-    sizes = {key: size for key in keys if (size := _size(recipe, key)) > 1}
-    rest = f"`flowgrpo plan {run / 'config.yaml'}` estimates the memory"
+    sizes = {key: size for key in keys if (size := _smaller(recipe, key)) is not None}
+    rest = f"`{shlex.join(['flowgrpo', 'plan', str(run / 'config.yaml')])}` estimates the memory"
     if updates and not recipe.model.gradient_checkpointing:
         rest = f"A new run needs less with model.gradient_checkpointing: true. {rest}"
-    if not sizes or not set(sizes) <= set(changeable(recipe)):
+    if not sizes:
         return f"out of memory {where} ({said}). {rest}"
-    halves = " ".join(f"{key}={size // 2}" for key, size in sizes.items())
+    command = shlex.join(["flowgrpo", "resume", str(run), *(f"{key}={size}" for key, size in sizes.items())])
     return (
-        f"out of memory {where} ({said}). Go on with smaller batches, such as `flowgrpo resume {run} {halves}`; only "
-        f"rounding changes. {rest}"
+        f"out of memory {where} ({said}). Go on with smaller batches, such as `{command}`; only rounding changes. "
+        f"{rest}"
     )
 
 
-def _size(recipe: AnyRecipe, key: str) -> int:
+def _smaller(recipe: AnyRecipe, key: str) -> int | None:
+    """About half of a batch; None if the run may not change it, or the recipe takes no smaller one."""
     section, name = key.split(".")
-    value: Any = getattr(getattr(recipe, section), name)
-    return int(value or 0)
+    size = getattr(getattr(recipe, section), name)
+    if size is None or not may_change(key, recipe):
+        return None
+    # Some losses need whole groups in a call.
+    return next((n for n in range(max(size // 2, 1), size) if _takes(recipe, {key: n})), None)
+
+
+def _takes(recipe: AnyRecipe, changes: Mapping[str, int]) -> bool:
+    try:
+        with_keys(recipe, changes)
+    except ValueError:
+        return False
+    return True

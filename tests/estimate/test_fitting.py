@@ -76,6 +76,41 @@ def test_encoders_that_wait_in_host_memory_are_not_released() -> None:
     assert not any("release_text_encoders" in line for line in lines)
 
 
+@pytest.mark.parametrize(
+    ("waiting", "gib", "moved"),
+    [
+        ("vae", 17.0, "model.release_text_encoders=true"),
+        ("text_encoders", 17.0, "'model.offload=[text_encoders, vae]'"),
+    ],
+)
+def test_what_waits_already_goes_on_waiting(waiting: str, gib: float, moved: str) -> None:
+    _, (head, *ways) = lines_of(gib, f"model.offload=[{waiting}]")
+    assert "it fits, and takes the same optimizer steps" in head
+    assert all(moved in line for line in ways)
+
+
+def test_updates_of_whole_batches_keep_their_batches() -> None:
+    """With `optimizer.cut: edges` another batch gives other states to the updates."""
+    edges = ("optimizer.cut=edges", "rollout.batch=16")
+    _, (head, *ways) = lines_of(40.0, *edges)
+    assert head.endswith("takes the same optimizer steps, with")
+    assert not any("rollout.batch=" in line for line in ways)
+    _, [line] = lines_of(12.0, *edges)
+    assert "gives other states to the updates" in line
+
+
+def test_few_estimates_say_that_nothing_fits() -> None:
+    """An estimate of a large model takes a good part of a second."""
+    recipe, asked = load_image_recipe("flow_grpo", list(SD35)), []
+
+    def estimated(one: Recipe) -> Estimate:
+        asked.append(one)
+        return on_card(2.0)(one)
+
+    assert ways_to_fit(recipe, estimated) == []
+    assert len(asked) == 8
+
+
 def test_a_large_base_may_have_8_bits() -> None:
     flux = ["model.path=black-forest-labs/FLUX.1-dev", SIZE]
     _, (head, *ways) = lines_of(24.0, *flux)

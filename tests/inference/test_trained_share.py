@@ -135,7 +135,7 @@ def test_the_command_prints_a_table(tmp_path: Path, command: Command, monkeypatc
     run = trained("FluxPipeline", tmp_path)
     words = ("evaluate", str(run), "--trust", "--trained-share", "1,0.5,0", "--out", "kept")
     status, output, errors = command(*words)
-    assert (status, errors) == (0, "")
+    assert status == 0, errors
     lines = output.splitlines()
     head = next(k for k, line in enumerate(lines) if line.startswith("share"))
     assert [line.split()[:4] for line in lines[head + 1 : head + 4]] == [
@@ -144,6 +144,9 @@ def test_the_command_prints_a_table(tmp_path: Path, command: Command, monkeypatc
     assert lines[-2:] == ["in brackets: the difference from share 1", "written to kept"]
     assert {path.name for path in (tmp_path / "kept").iterdir()} == {"trained-1", "trained-0.5", "trained-0"}
     assert len((tmp_path / "kept" / "trained-0.5" / "index.jsonl").read_text().splitlines()) == 6
+    status, _, errors = command(*words[:-1], str(run))
+    assert (status, "so it is a run folder" in " ".join(errors.split())) == (1, True)
+    assert not list(run.glob("trained-*"))
     status, output, _ = command("sample", "a star", "--model", str(run), "--trust", "--trained-share", "0.5")
     assert (status, "3 steps, the first 2 by the trained weights, batch 4" in output) == (0, True)
     status, _, errors = command("sample", "a star", "--model", str(run), "--base", "--trained-share", "0.5")
@@ -153,12 +156,18 @@ def test_the_command_prints_a_table(tmp_path: Path, command: Command, monkeypatc
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("evaluate", "scenes", "--trained-share", "0.5"), "scenes is not a run; leave it out"),
+        (("evaluate", "scenes", "--trained-share", "0.5"), "scenes is not a run; leave --trained-share or"),
         (("evaluate", "scenes", "--trained-share", "0.5;1"), "write numbers from 0 to 1 with commas between them"),
         (("evaluate", "scenes", "--trained-share", "80"), "write numbers from 0 to 1 with commas between them"),
         (("evaluate", "scenes", "--trained-share", "nan"), "write numbers from 0 to 1 with commas between them"),
         (("evaluate", "scenes", "--trained-share", "1,0.5,1"), "--trained-share has 1 more than once"),
-        (("sample", "a star", "--trained-share", "0.5"), "scenes is not a run; leave it out"),
+        (
+            ("evaluate", "scenes", "--trained-share", "0.1234567,0.1234568"),
+            "--trained-share has 0.123457 more than once",
+        ),
+        (("evaluate", "scenes", "evaluate.trained_share=0.5"), "scenes is not a run; leave --trained-share or"),
+        (("sample", "a star", "--set", "evaluate.trained_share=0.5"), "scenes is not a run; leave --trained-share or"),
+        (("sample", "a star", "--trained-share", "0.5"), "scenes is not a run; leave --trained-share or"),
         (("sample", "1+1=", "--model", "arithmetic", "--trained-share", "1"), "--trained-share is not for text"),
     ],
 )

@@ -78,7 +78,10 @@ def test_a_command_that_is_no_run_prints_no_traceback() -> None:
         ("flow_grpo", [], "decode", "rollout.decode_batch=8"),
         ("flow_grpo", [], "update 1/2, batch", "rollout.batch=4"),
         ("draft", [], "update 1/2, batch", "rollout.decode_batch=8 rollout.batch=4"),
+        # This loss takes whole groups of 12 in a call.
+        ("diffusion_nft", ["rollout.batch=20"], "denoiser", "rollout.batch=12"),
         ("text", ["rollout.batch=64"], "sampling", "rollout.batch=32"),
+        ("text", ["rollout.batch=64", "evaluate.batch=24"], "sampling", "rollout.batch=32 evaluate.batch=12"),
         ("text", ["rollout.tokens=4096"], "update 1/1, batch", "rollout.tokens=2048"),
         ("masked", ["rollout.batch=64"], "update 1/1, batch", "rollout.batch=32"),
     ],
@@ -96,13 +99,28 @@ def test_a_part_of_a_run_needs_a_smaller_batch_of_its_own(name: str, words: list
     assert said.endswith("`flowgrpo plan runs/one/config.yaml` estimates the memory")
 
 
-@pytest.mark.parametrize("words", [["rollout.batch=1"], ["optimizer.cut=edges", "rollout.batch=8"]])
-def test_a_batch_that_cannot_be_smaller_is_not_named(words: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("flow_grpo", ["rollout.batch=1"]), ("flow_grpo", ["optimizer.cut=edges", "rollout.batch=8"]),
+        ("diffusion_nft", ["rollout.batch=12"]),
+    ],
+)  # fmt: skip
+def test_a_batch_that_cannot_be_smaller_is_not_named(name: str, words: list[str]) -> None:
     error = torch.OutOfMemoryError(CUDA)
     met_in(error, "denoiser")
-    with pytest.raises(OutOfMemory) as caught, memory_explained(load_recipe("flow_grpo", words), Path("runs/one")):
+    with pytest.raises(OutOfMemory) as caught, memory_explained(load_recipe(name, words), Path("runs/one")):
         raise error
     assert "resume" not in str(caught.value)
+
+
+def test_a_folder_with_a_space_is_quoted() -> None:
+    error = torch.OutOfMemoryError(CUDA)
+    met_in(error, "denoiser")
+    with pytest.raises(OutOfMemory) as caught, memory_explained(load_recipe("flow_grpo"), Path("my runs/one")):
+        raise error
+    assert "`flowgrpo resume 'my runs/one' rollout.batch=" in str(caught.value)
+    assert "`flowgrpo plan 'my runs/one/config.yaml'`" in str(caught.value)
 
 
 def test_an_error_outside_of_the_parts_and_other_errors_pass() -> None:
@@ -116,10 +134,11 @@ def test_an_error_outside_of_the_parts_and_other_errors_pass() -> None:
 def test_every_part_has_a_name_and_keys_that_its_recipe_has() -> None:
     recipes = {"images": "flow_grpo", "text": "text", "masked": "masked"}
     for task, parts in SMALLER.items():
-        rollout = load_recipe(recipes[task]).rollout
+        recipe = load_recipe(recipes[task])
         for part, keys in parts.items():
             assert part == "update" or part in WHERE
-            assert all(hasattr(rollout, key.removeprefix("rollout.")) for key in keys)
+            for section, _, name in (key.partition(".") for key in keys):
+                assert hasattr(getattr(recipe, section), name)
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, owner: type, method: str, calls: int) -> None:

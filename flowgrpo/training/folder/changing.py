@@ -44,6 +44,11 @@ def changeable(recipe: AnyRecipe) -> list[str]:
     return [*RUN_KEYS, f"{EVALUATION}.*", *batches]
 
 
+def may_change(key: str, recipe: AnyRecipe) -> bool:
+    """Whether a run of this recipe may change a key when it goes on."""
+    return key in (*changeable(recipe), EVALUATION) or key.startswith((f"{EVALUATION}.", "run.trackers."))
+
+
 def with_changes(run: RunFolder, words: Sequence[str]) -> AnyRecipe:
     """The recipe of a run with `key=value` overrides. Nothing is written.
 
@@ -56,18 +61,17 @@ def with_changes(run: RunFolder, words: Sequence[str]) -> AnyRecipe:
             already.
     """
     recipe, changed = load_recipe(run.config), load_recipe(run.config, words)
-    allowed = changeable(recipe)
     keys = [word.partition("=")[0].strip() for word in words]
-    if refused := [key for key in keys if not _allowed(key, allowed)]:
+    if refused := [key for key in keys if not may_change(key, recipe)]:
         why = (
             "would deal out the trained states to other updates, because optimizer.cut is edges"
             if any(key in BATCHES[recipe.task] for key in refused)
             else "would change what the run is, in the middle of it"
         )
         raise ValueError(
-            f"{', '.join(refused)} {why}. These keys may change: {', '.join(allowed)}. For anything else begin a new "
-            f"run: `flowgrpo train {run.config} KEY=VALUE --out NEW`. It begins with the weights of this run, once "
-            f"they are written, with {_from_here(recipe, run)}"
+            f"{', '.join(refused)} {why}. These keys may change: {', '.join(changeable(recipe))}. For anything else "
+            f"begin a new run: `flowgrpo train {run.config} KEY=VALUE --out NEW`. It begins with the weights of "
+            f"this run, once they are written, with {_from_here(recipe, run)}"
         )
     done = max((_number(path) for path in run.list_checkpoints()), default=0)
     if changed.run.iterations < done:
@@ -83,10 +87,6 @@ def _from_here(recipe: AnyRecipe, run: RunFolder) -> str:
     if recipe.model.train == "lora":
         return f"model.lora.start={run.path}"
     return f"model.path={run.path / ('pipeline' if recipe.task == 'images' else 'model')}"
-
-
-def _allowed(key: str, allowed: Sequence[str]) -> bool:
-    return key in (*allowed, EVALUATION) or key.startswith((f"{EVALUATION}.", "run.trackers."))
 
 
 def adopt(run: RunFolder, iteration: int, checkpoint: Path | None, recipe: str) -> None:
