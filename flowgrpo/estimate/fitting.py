@@ -21,7 +21,11 @@ AWAY: Sequence[Mapping[str, Any]] = (
     {"model.offload": ["vae"]},
 )
 """What takes memory off the card, the least trouble first."""
-EIGHT_BITS: Mapping[str, Any] = {"model.quantize": "int8"}
+ROUNDED: Mapping[str, Mapping[str, Any]] = {
+    "in bfloat16": {"model.dtype": "bfloat16"},
+    "with a base in 8 bits": {"model.dtype": "bfloat16", "model.quantize": "int8"},
+}
+"""What makes a frozen base smaller, and rounds its predictions, the least rounding first."""
 
 
 def crowded_lines(recipe: Recipe, found: Estimate, estimated: Callable[[Recipe], Estimate]) -> list[str]:
@@ -44,12 +48,13 @@ def crowded_lines(recipe: Recipe, found: Estimate, estimated: Callable[[Recipe],
             f"{much}, and smaller batches do not help: the weights and their copies take {rest:.0f} GiB; {shards}write "
             "model.train: lora and a learning rate for a LoRA"
         ]
-    if recipe.model.quantize is None and recipe.model.dtype == "bfloat16":
-        rounded = with_keys(recipe, EIGHT_BITS)
-        if ways := ways_to_fit(rounded, estimated):
-            first = tuple(map(_word, EIGHT_BITS.items()))
-            ways = [Way((*first, *way.words), way.found) for way in ways]
-            return [f"{much}; it fits with a base in 8 bits, which rounds its predictions, with", *_listed(ways)]
+    for how, settings in ROUNDED.items():
+        new = {
+            key: value for key, value in settings.items() if getattr(recipe.model, key.removeprefix("model.")) != value
+        }
+        if new and recipe.model.quantize is None and (ways := ways_to_fit(with_keys(recipe, new), estimated)):
+            ways = [Way((*map(_word, new.items()), *way.words), way.found) for way in ways]
+            return [f"{much}; it fits {how}, which rounds its predictions, with", *_listed(ways)]
     if not may_change("rollout.batch", recipe):
         return [
             f"{much}, and with optimizer.cut: edges a smaller rollout.batch gives other states to the updates; change "
@@ -84,8 +89,8 @@ class Way:
 def ways_to_fit(recipe: Recipe, estimated: Callable[[Recipe], Estimate]) -> list[Way]:
     """At most two ways to make a run fit: one without more gradient checkpointing than the recipe has, and one with it.
 
-    The changed settings leave an optimizer step as it is. A batch is the recipe's own or a power of two below it. Only
-    if smaller batches do not help, text encoders, states and autoencoder leave the card.
+    The changed settings leave an optimizer step as it is. A batch is the recipe's own, or a group or a power of two
+    below it. Only if smaller batches do not help, text encoders, states and autoencoder leave the card.
 
     Args:
         recipe: of a run that does not fit.
@@ -132,16 +137,18 @@ def _largest(recipe: Recipe, changes: Mapping[str, Any], estimated: Callable[[Re
         return found
 
     # The batches of trained states may be what an update gets.
-    sizes = _sizes(recipe.rollout.batch) if may_change("rollout.batch", recipe) else [recipe.rollout.batch]
-    if (batch := largest("rollout.batch", sizes, {"rollout.decode_batch": 1})) is None:
+    batch = recipe.rollout.batch
+    sizes = _sizes(batch, recipe.rollout.group) if may_change("rollout.batch", recipe) else [batch]
+    if (most := largest("rollout.batch", sizes, {"rollout.decode_batch": 1})) is None:
         return None
-    both = largest("rollout.decode_batch", _sizes(recipe.rollout.decode_batch), {"rollout.batch": batch[0]})
+    both = largest("rollout.decode_batch", _sizes(recipe.rollout.decode_batch), {"rollout.batch": most[0]})
     return None if both is None else both[1]
 
 
-def _sizes(own: int) -> list[int]:
-    """A batch and the powers of two below it, the smallest first."""
-    return [*(2**power for power in range((own - 1).bit_length())), own]
+def _sizes(own: int, *others: int) -> list[int]:
+    """A batch, and the powers of two and other sizes below it, the smallest first."""
+    powers = (2**power for power in range((own - 1).bit_length()))
+    return sorted({*powers, *(size for size in others if size < own), own})
 
 
 def _word(change: tuple[str, Any]) -> str:

@@ -118,6 +118,21 @@ def test_a_large_base_may_have_8_bits() -> None:
     assert all(line.lstrip(" or").startswith("model.quantize=int8 ") for line in ways)
 
 
+def test_a_base_in_float32_may_have_bfloat16() -> None:
+    """float32 is the default of `model.dtype`."""
+    _, (head, *ways) = lines_of(24.0, "model.dtype=float32")
+    assert head.endswith("; it fits in bfloat16, which rounds its predictions, with")
+    assert all(line.lstrip(" or").startswith("model.dtype=bfloat16 ") for line in ways)
+
+
+def test_a_loss_of_whole_groups_may_have_one_group_in_a_call() -> None:
+    """The smallest power of two that it takes, 16, does not fit."""
+    recipe = load_image_recipe("diffusion_nft", [*SD35, "rollout.group=12"])
+    for way in (ways := ways_to_fit(recipe, on_card(24.0))):
+        assert "rollout.batch=12" in way.words
+    assert ways
+
+
 def test_weights_that_do_not_fit_need_shards_and_not_a_smaller_batch() -> None:
     """More GPUs alone do not help: each of them holds all weights."""
     _, [line] = lines_of(24.0, *FULL)
