@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -364,7 +365,10 @@ def open_images(
     begins = is_run(model) and settings.lora.start is not None
     if adapter is not None or ((kept is not None or begins) and settings.train == "lora"):
         weights = TrainedWeights.lora(pipe, lora_spec(settings.lora), seed=recipe.run.seed)
-        if recipe.evaluate.trained_share < 1 or (adapter is None and kept is None):
+        if recipe.evaluate.trained_share < 1:
+            with _making_last_steps(settings.lora.start):
+                begin(weights, recipe)
+        elif adapter is None and kept is None:
             begin(weights, recipe)
         if adapter is not None:
             weights.load_lora(adapter)
@@ -393,15 +397,22 @@ def _keep_base(weights: TrainedWeights, recipe: Recipe, whole: bool) -> None:
         weights.keep_reference()
         return
     path, dtype = recipe.model.path, DTYPES[recipe.model.dtype]
-    try:
+    with _making_last_steps(path):
         folder = local_folder(model_folder(path))
         others = load_whole_teacher("model.path", folder, weights.pipe, weights.modules, dtype)
+    weights.keep_reference(others)
+
+
+@contextmanager
+def _making_last_steps(path: str | None) -> Iterator[None]:
+    """Say why a model is loaded, if it cannot be loaded."""
+    try:
+        yield
     except ValueError as error:
         raise ValueError(
             f"the model before training, {path}, makes the last steps, and cannot be loaded ({error}); put it back "
             "there, or let the trained weights make all steps, with a share of 1"
         ) from error
-    weights.keep_reference(others)
 
 
 def _files(model: str, recipe: Recipe, base: bool) -> tuple[str, Path | None]:

@@ -64,6 +64,10 @@ def test_after_another_lora_the_last_steps_are_the_start(tmp_path: Path, monkeyp
     load_as_the_kit_does("FluxPipeline", monkeypatch)
     run = trained("FluxPipeline", tmp_path, "lora", lora(adapter_file(tmp_path / "start")))
     require_ends(run)
+    shutil.rmtree(tmp_path / "start")
+    evaluate_shares(str(run), own_recipe(run), [1])
+    with pytest.raises(ValueError, match=r"the model before training, .*start.*, makes the last steps, and cannot be"):
+        evaluate_shares(str(run), own_recipe(run), [1, 0.5])
 
 
 @pytest.mark.slow
