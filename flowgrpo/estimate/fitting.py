@@ -40,7 +40,13 @@ def crowded_lines(recipe: Recipe, found: Estimate, estimated: Callable[[Recipe],
         return []
     much = "  note: this is more memory than the GPU has"
     if ways := ways_to_fit(recipe, estimated):
-        return [f"{much}; it fits, and takes the same optimizer steps, with", *_listed(ways)]
+        same = may_change("rollout.batch", recipe) or not any("rollout.batch=" in way.line for way in ways)
+        how = (
+            "and takes the same optimizer steps"
+            if same
+            else "and optimizer.cut: edges deals out other states to updates"
+        )
+        return [f"{much}; it fits, {how}, with", *_listed(ways)]
     if found.full:
         rest = sum(found.resting.values()) / GIB
         shards = "" if found.sharding else "share them out among GPUs with --gpus N --sharding fsdp2, or "
@@ -55,11 +61,6 @@ def crowded_lines(recipe: Recipe, found: Estimate, estimated: Callable[[Recipe],
         if new and recipe.model.quantize is None and (ways := ways_to_fit(with_keys(recipe, new), estimated)):
             ways = [Way((*map(_word, new.items()), *way.words), way.found) for way in ways]
             return [f"{much}; it fits {how}, which rounds its predictions, with", *_listed(ways)]
-    if not may_change("rollout.batch", recipe):
-        return [
-            f"{much}, and with optimizer.cut: edges a smaller rollout.batch gives other states to the updates; change "
-            "rollout.batch and optimizer.updates together, or use a larger GPU"
-        ]
     return [f"{much}, and smaller batches do not help; use a larger GPU, a smaller model or smaller images"]
 
 
@@ -89,8 +90,9 @@ class Way:
 def ways_to_fit(recipe: Recipe, estimated: Callable[[Recipe], Estimate]) -> list[Way]:
     """At most two ways to make a run fit: one without more gradient checkpointing than the recipe has, and one with it.
 
-    The changed settings leave an optimizer step as it is. A batch is the recipe's own, or a group or a power of two
-    below it. Only if smaller batches do not help, text encoders, states and autoencoder leave the card.
+    The changed settings leave an optimizer step as it is. But with `optimizer.cut: edges` another batch gives other
+    states to the updates. A batch is the recipe's own, or a group or a power of two below it. Only if smaller batches
+    do not help, text encoders, states and autoencoder leave the card.
 
     Args:
         recipe: of a run that does not fit.
@@ -136,9 +138,7 @@ def _largest(recipe: Recipe, changes: Mapping[str, Any], estimated: Callable[[Re
             found = size, way
         return found
 
-    # The batches of trained states may be what an update gets.
-    batch = recipe.rollout.batch
-    sizes = _sizes(batch, recipe.rollout.group) if may_change("rollout.batch", recipe) else [batch]
+    sizes = _sizes(recipe.rollout.batch, recipe.rollout.group)
     if (most := largest("rollout.batch", sizes, {"rollout.decode_batch": 1})) is None:
         return None
     both = largest("rollout.decode_batch", _sizes(recipe.rollout.decode_batch), {"rollout.batch": most[0]})
