@@ -1,4 +1,4 @@
-"""Settings with which a run fits on its GPUs, and takes the same optimizer steps."""
+"""Settings with which a run fits on its GPUs: smaller batches first, and what changes an optimizer step last."""
 
 from __future__ import annotations
 
