@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..configs.load import with_keys
 from ..configs.schema import AnyRecipe
-from ..parts.traits import trained
+from ..parts.traits import differentiates
 from .device_memory import OutOfMemory, lacks_memory, part_of, said_by
 from .folder.changing import may_change
 
@@ -52,7 +52,7 @@ def _advice(recipe: AnyRecipe, run: Path, error: BaseException) -> str:
     updates = part not in WHERE
     where = "in the update" if updates else WHERE[part]
     keys = SMALLER[recipe.task].get("update" if updates else part, [])
-    if updates and trained(recipe) == "gradients":
+    if updates and differentiates(recipe):
         keys = ["rollout.decode_batch", *keys]
     sizes = {key: size for key in keys if (size := _smaller(recipe, key)) is not None}
     rest = f"`{shlex.join(['flowgrpo', 'plan', str(run / 'config.yaml')])}` estimates the memory"
@@ -73,6 +73,9 @@ def _smaller(recipe: AnyRecipe, key: str) -> int | None:
     size = getattr(getattr(recipe, section), name)
     if size is None or not may_change(key, recipe):
         return None
+    if section == "rollout" and name.endswith("batch"):
+        # A batch is never larger than what an iteration samples.
+        size = min(size, recipe.rollout.prompts * recipe.rollout.group)
     # Some losses need whole groups in a call.
     return next((n for n in range(max(size // 2, 1), size) if _takes(recipe, {key: n})), None)
 

@@ -78,6 +78,8 @@ def test_a_command_that_is_no_run_prints_no_traceback() -> None:
         ("flow_grpo", [], "decode", "rollout.decode_batch=8"),
         ("flow_grpo", [], "update 1/2, batch", "rollout.batch=4"),
         ("draft", [], "update 1/2, batch", "rollout.decode_batch=8 rollout.batch=4"),
+        ("direct_align", [], "update 1/2, batch", "rollout.decode_batch=8 rollout.batch=4"),
+        ("text", ["rollout={prompts: 2, group: 4, batch: 512}"], "sampling", "rollout.batch=4"),
         # This loss takes whole groups of 12 in a call.
         ("diffusion_nft", ["rollout.batch=20"], "denoiser", "rollout.batch=12"),
         ("text", ["rollout.batch=64"], "sampling", "rollout.batch=32"),
@@ -87,7 +89,7 @@ def test_a_command_that_is_no_run_prints_no_traceback() -> None:
     ],
 )
 def test_a_part_of_a_run_needs_a_smaller_batch_of_its_own(name: str, words: list[str], part: str, keys: str) -> None:
-    sizes = ["rollout.batch=8", "rollout.decode_batch=16"] if name in ("flow_grpo", "draft") else []
+    sizes = ["rollout.batch=8", "rollout.decode_batch=16"] if name in ("flow_grpo", "draft", "direct_align") else []
     error = torch.OutOfMemoryError(CUDA)
     met_in(error, part)
     with pytest.raises(OutOfMemory) as caught, memory_explained(load_recipe(name, [*sizes, *words]), Path("runs/one")):
