@@ -40,8 +40,8 @@ def plan(
     sharding: Annotated[
         str | None,
         typer.Option(
-            help="What is divided among the cards, for the estimate: fsdp2 (full weights and all that belongs to them) "
-            "or zero2 (gradients and optimizer)."
+            help="What is divided among the cards, for the estimate: fsdp2 (full weights and all that belongs to them, "
+            "or the frozen weights of a LoRA) or zero2 (gradients and optimizer)."
         ),
     ] = None,
     utilisation: Annotated[float, typer.Option(help="Share of the card's peak speed, for the estimate.")] = UTILISATION,
@@ -103,7 +103,7 @@ def plan(
     if gpu is not None or gpus is not None or sharding is not None or recipe.model.path != "scenes":
         machine = machine_of(source)
         card, count = gpu or machine.get("gpu", "h100"), gpus or machine.get("gpus", 1)
-        if sharding == "fsdp2" and count > 1 and recipe.model.train == "full":
+        if sharding == "fsdp2" and count > 1:
             check_shards(recipe)
         _print_estimate(_of_largest(recipe, checked), card, count, utilisation, machine.get("prompts"), sharding)
     _print_findings(checked, seen)
@@ -311,8 +311,7 @@ def _print_estimate(
     for line in (*table(found), *crowded_lines(recipe, found, estimated)):
         say(line)
     if sharding is not None and found.sharding is None:
-        why = "one GPU has everything" if gpus == 1 else "FSDP2 divides full weights, and each GPU has the whole LoRA"
-        say(f"  note: {sharding} changes nothing here: {why}")
+        say(f"  note: {sharding} changes nothing here: one GPU has everything")
 
 
 def _print_text_estimate(

@@ -149,7 +149,7 @@ def estimate(
         gpus: number of GPUs that share the prompts.
         utilisation: fraction of the GPU's peak that is reached, in (0, 1].
         prompts: largest number of training prompts to count if their file does not exist.
-        sharding: what a launch distributes over several GPUs, a key of `SHARDING`; FSDP2 leaves a LoRA whole.
+        sharding: what a launch distributes over several GPUs, a key of `SHARDING`; FSDP2 leaves an adapter whole.
 
     Raises:
         ValueError: the GPU, the sharding or the shapes of the pipeline are unknown, or a number is out of range.
@@ -311,7 +311,8 @@ def memory_lines(
 def table(found: Estimate) -> list[str]:
     """The lines of an estimate, aligned."""
     width, memory = memory_lines(found.gpu, found.resting, found.passing, found.peak, found.start, found.waiting)
-    shared = "" if found.sharding is None else f", {SHARDING[found.sharding]}"
+    kind = "" if found.sharding != "fsdp2" else "full " if found.full else "frozen "
+    shared = "" if found.sharding is None else f", {kind}{SHARDING[found.sharding]}"
     quick = f", {found.quick_evaluations} quick ones" if found.quick_evaluations else ""
     lines = [
         f"estimate for {found.gpus} × {found.gpu.label}{shared}, from shapes alone; rewards are not counted "

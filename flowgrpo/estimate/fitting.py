@@ -55,13 +55,16 @@ def crowded_lines(recipe: Recipe, found: Estimate, estimated: Callable[[Recipe],
             "model.train: lora and a learning rate for a LoRA"
         ]
     for how, settings in ROUNDED.items():
+        if found.sharding == "fsdp2" and "model.quantize" in settings:
+            continue
         new = {
             key: value for key, value in settings.items() if getattr(recipe.model, key.removeprefix("model.")) != value
         }
         if new and recipe.model.quantize is None and (ways := ways_to_fit(with_keys(recipe, new), estimated)):
             ways = [Way((*map(_word, new.items()), *way.words), way.found) for way in ways]
             return [f"{much}; it fits {how}, which rounds its predictions, with", *_listed(ways)]
-    return [f"{much}, and smaller batches do not help; use a larger GPU, a smaller model or smaller images"]
+    cut = "" if found.sharding else "share the frozen weights out among GPUs with --gpus N --sharding fsdp2, or "
+    return [f"{much}, and smaller batches do not help; {cut}use a larger GPU, a smaller model or smaller images"]
 
 
 def _listed(ways: Sequence[Way]) -> list[str]:

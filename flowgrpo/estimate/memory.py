@@ -17,7 +17,7 @@ from .models import Model, teacher_source
 BUCKET = 500_000_000
 """How many numbers DeepSpeed's tensor for adding gradients over processes has, even if there are fewer gradients."""
 
-SHARDING = {"fsdp2": "full weights in shards by FSDP2", "zero2": "the optimizer in parts by ZeRO-2"}
+SHARDING = {"fsdp2": "weights in shards by FSDP2", "zero2": "the optimizer in parts by ZeRO-2"}
 """What may be distributed over several processes, by its name in `flowgrpo plan`."""
 
 
@@ -28,26 +28,30 @@ class Shares:
     Attributes:
         name: a key of `SHARDING`; None if nothing is distributed.
         processes: number of processes of the run.
-        weights: for trained weights, their averages and their reference.
+        weights: for full weights, their averages and their reference.
         optimizer: for gradients and moments.
+        base: for the frozen weights of a LoRA.
     """
 
     name: str | None
     processes: int
     weights: int = 1
     optimizer: int = 1
+    base: int = 1
 
     @classmethod
     def of(cls, recipe: AnyRecipe, processes: int, name: str | None) -> Shares:
-        """The shares that the launcher would give: a single process has everything, and FSDP2 leaves a LoRA whole.
+        """The shares that the launcher would give: a single process has everything, and FSDP2 cuts no adapter.
 
         Raises:
             ValueError: the name is unknown.
         """
         if name is not None and name not in SHARDING:
             raise ValueError(f"sharding is {name!r}; use one of {', '.join(SHARDING)}, or leave it out")
-        if name is None or processes == 1 or (name == "fsdp2" and recipe.model.train == "lora"):
+        if name is None or processes == 1:
             return cls(None, processes)
+        if name == "fsdp2" and recipe.model.train == "lora":
+            return cls(name, processes, base=processes)
         return cls(name, processes, processes if name == "fsdp2" else 1, processes)
 
 
@@ -82,7 +86,7 @@ def at_rest(
     lora = recipe.model.train == "lora"
     weights, part = _share(trained, shares.weights), _share(trained, shares.optimizer)
     gradients = part
-    if shares.name is None and shares.processes > 1:
+    if shares.optimizer == 1 and shares.processes > 1:
         # A second tensor of the same size adds the gradients over processes.
         gradients *= 2
     # DeepSpeed makes its step on a copy of the process's part of the weights.
@@ -90,7 +94,7 @@ def at_rest(
     sharded = shares.weights > 1
     own = 4 * trained - 2 * rounded
     return {
-        name: size - own + weights if sharded else size,
+        name: size - own + weights if sharded else math.ceil(size / shares.base),
         "masters": 0 if sharded or lora else 4 * rounded,
         # An adapter that computes in 16 bits has its float32 masters and their rounded copies.
         "LoRA": weights + 2 * rounded if lora else 0,
@@ -185,7 +189,7 @@ def passing(recipe: Recipe, model: Model, shares: Shares, shown: Model) -> dict[
     encoding = {"encoding": model.encoders} if "text encoders" in away else {}
     # The image beside each prompt of a batch is one state more, whose activations are kept beside the batch's.
     beside = 0 if learned(recipe) is None else math.ceil(rollout.batch / rollout.group)
-    gathered, whole = _gathered(model, shares)
+    gathered, whole = _gathered(model, shares, recipe.model.dtype)
 
     def sampling(one: Model) -> int:
         # A compiled denoiser also samples with its graph for training, and frees the graph's memory after each call.
@@ -215,12 +219,14 @@ def _differentiating(recipe: Recipe, model: Model, held: int) -> dict[str, int]:
     return {"decoding with gradients": graph + (held if meanwhile else 0)}
 
 
-def _gathered(model: Model, shares: Shares) -> tuple[int, int]:
+def _gathered(model: Model, shares: Shares, dtype: str) -> tuple[int, int]:
     """Bytes of weights that are whole during an evaluation, and of gradients that are whole in a backward pass."""
     if shares.name == "fsdp2":
         # While one block is in use, the next block is gathered. In a backward pass, while the gradient of one block is
         # computed, the gradient of the block before is added over processes, in float32.
         numbers = model.outside + 2 * model.block
+        if shares.base > 1:
+            return (4 if dtype == "float32" else 2) * numbers, 0
         return (2 if model.rounded else 4) * numbers, 4 * numbers
     if shares.name == "zero2":
         return 0, 4 * (model.trained + BUCKET)

@@ -30,7 +30,7 @@ def check_ranks(recipe: AnyRecipe, ranks: int) -> None:
 
 
 def check_shards(recipe: AnyRecipe) -> None:
-    """Check that the full weights of a recipe can be cut into shards (FSDP2).
+    """Check that the full weights of a recipe, or the frozen weights of its LoRA, can be cut into shards (FSDP2).
 
     Raises:
         ValueError: they cannot; the message says what to change.
@@ -40,10 +40,20 @@ def check_shards(recipe: AnyRecipe) -> None:
             "full weights are sharded for pipelines of diffusers only; train a language model with model.train lora, "
             "or launch with --multi_gpu in place of --use_fsdp"
         )
+    if recipe.model.train == "lora" and recipe.model.teachers:
+        raise ValueError(
+            "a LoRA with teachers (model.teachers) is not cut into shards; launch with --multi_gpu in place of "
+            "--use_fsdp"
+        )
     if any(teacher.path is not None for teacher in recipe.model.teachers):
         raise ValueError(
             "a whole teacher (model.teachers[].path) is not cut into shards; launch with --use_deepspeed "
-            "--zero_stage 2 in place of --use_fsdp, or train a LoRA with model.train lora"
+            "--zero_stage 2 in place of --use_fsdp, or train a LoRA with model.train lora and --multi_gpu"
+        )
+    if recipe.model.quantize is not None:
+        raise ValueError(
+            f"a base in {recipe.model.quantize} is not cut into shards; leave model.quantize out, or launch with "
+            "--multi_gpu in place of --use_fsdp"
         )
     if recipe.evaluate.trained_share < 1 and recipe.optimizer.ema is not None:
         raise ValueError(

@@ -224,7 +224,8 @@ def load_flow_task(
 ) -> FlowTask:
     """Load a pipeline unless it is given, add the trained weights, encode the prompts and check the replay.
 
-    If `shard` is given, it cuts full weights before they are moved to the device. `doing` is told what happens.
+    If `shard` is given, it cuts the weights of the denoiser before they are moved to the device. `doing` is told what
+    happens.
     """
     model = recipe.model
     dtype, source = DTYPES[model.dtype], None
@@ -248,10 +249,11 @@ def load_flow_task(
     if shard is not None and (trains_sizes or any(row.size is not None for row in data.heldout)):
         raise ValueError(
             "prompts have sizes of their own, and the weights are in shards (FSDP2), whose processes must make equal "
-            "calls; use ZeRO-2 or a LoRA, or leave the columns height and width out"
+            "calls; launch with --multi_gpu or --use_deepspeed --zero_stage 2 in place of --use_fsdp, or leave the "
+            "columns height and width out"
         )
     if model.train == "lora":
-        weights = TrainedWeights.lora(pipe, lora_spec(model.lora), seed=recipe.run.seed)
+        weights = TrainedWeights.lora(pipe, lora_spec(model.lora), seed=recipe.run.seed, shard=shard)
         begin(weights, recipe)
     else:
         weights = TrainedWeights.full(pipe, keep_reference=keeps_base(recipe), shard=shard, source=source)

@@ -112,7 +112,10 @@ class Trainer:
     @property
     def shared_out(self) -> str:
         """What the processes share out, in words; "" if each process holds everything."""
-        return self.optimizer.shared_out if self.task.weights.shards is None else "full weights in shards by FSDP2"
+        weights = self.task.weights
+        if weights.shards is None:
+            return self.optimizer.shared_out
+        return f"{'full' if weights.kind == 'full' else 'frozen'} weights in shards by FSDP2"
 
     def parts(self) -> dict[str, Stateful]:
         """What a checkpoint holds besides the weights, by file name."""

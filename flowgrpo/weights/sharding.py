@@ -1,7 +1,8 @@
-"""Full weights that are cut into shards, one for each process, by FSDP2 (`torch.distributed.fsdp.fully_shard`).
+"""Weights that are cut into shards, one for each process, by FSDP2 (`torch.distributed.fsdp.fully_shard`).
 
-The weights of a block are gathered when the block is evaluated, and dropped afterwards. Optimizer and averages work on
-the shards. Files have whole tensors, as without shards, so any number of processes can read them.
+The weights of a block are gathered when the block is evaluated, and dropped afterwards. Of full weights, optimizer and
+averages work on the shards. Of a model with a LoRA, the frozen weights are cut, and the adapter is whole on each
+process. Files have whole tensors, as without shards, so any number of processes can read them.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ class Shards:
     the whole optimizer step. Call `steps.backward` for a backward pass.
 
     Args:
-        modules: component name -> denoiser, with the weights in place; all trained. Shards are in float32. Weights that
-            come in half precision are rounded to it again whenever they are gathered. Parameters of a block itself, not
-            of a module within it, are rounded too where the class keeps them in float32.
+        modules: component name -> denoiser, with the weights in place. If all weights are trained, shards are in
+            float32. Weights that come in half precision are rounded to it again whenever they are gathered. Parameters
+            of a block itself, not of a module within it, are rounded too where the class keeps them in float32. If only
+            an adapter is trained, the other weights are cut as they are.
         mesh: of one dimension, with all processes.
         keep: whether an evaluation with gradients keeps the gathered weights for its backward pass.
 
@@ -48,18 +50,23 @@ class Shards:
             for name, module in modules.items()
         }
         for module in modules.values():
+            adapter = _adapter_of(module)
             dtype = _computing_dtype(module)
-            exact = [] if dtype is torch.float32 else _in_float32(module)
+            exact = [] if adapter or dtype is torch.float32 else _in_float32(module)
             # What goes into a block stays as it is: a timestep would be rounded too.
             half = {"param_dtype": dtype, "reduce_dtype": torch.float32, "cast_forward_inputs": False}
-            rounded = MixedPrecisionPolicy(**({} if dtype is torch.float32 else half))
+            rounded = MixedPrecisionPolicy(**({} if adapter or dtype is torch.float32 else half))
             for parameter in module.parameters():
-                parameter.data = parameter.data.float()
+                if parameter in adapter:
+                    parameter.data = parameter.data.to(mesh.device_type)
+                elif not adapter:
+                    parameter.data = parameter.data.float()
             for part in [*exact, *reversed(repeated_blocks(module)), module]:
                 part.register_forward_hook(_of_their_own)
                 policy = MixedPrecisionPolicy() if part in exact else rounded
-                fully_shard(part, mesh=mesh, reshard_after_forward=not keep, mp_policy=policy)
-            _say_dtype(module, dtype)
+                fully_shard(part, mesh=mesh, reshard_after_forward=not keep, mp_policy=policy, ignored_params=adapter)
+            if not adapter:
+                _say_dtype(module, dtype)
             for part in module.modules():
                 if isinstance(part, FSDPModule):
                     # Gloo can only add, so there must be no other reduction.
@@ -90,6 +97,12 @@ class Shards:
                 plain.load_state_dict(state, assign=True)
                 found[name] = plain
         return found
+
+
+def _adapter_of(module: nn.Module) -> set[nn.Parameter]:
+    """The trained parameters of a module whose other parameters are frozen; empty if all are trained."""
+    trained = {parameter for parameter in module.parameters() if parameter.requires_grad}
+    return trained if len(trained) < len(list(module.parameters())) else set()
 
 
 def _computing_dtype(module: nn.Module) -> torch.dtype:

@@ -69,7 +69,8 @@ class TrainedWeights:
         pipe: the pipeline.
         modules: component name -> denoiser.
         source: folder from which the pipeline was loaded, for `save` of full weights; None if it was made in memory.
-        shards: how full weights are distributed over several processes; None if each process has them whole.
+        shards: how full weights, or the frozen weights of a LoRA, are distributed over several processes; None if
+            each process has them whole.
         steps: keeps processes in step that need each other for a backward pass; None if no process needs another.
         whole_teachers: the names of the teachers that have denoisers of their own.
     """
@@ -113,6 +114,7 @@ class TrainedWeights:
         *,
         seed: int,
         modules: dict[str, nn.Module] | None = None,
+        shard: Callable[[dict[str, nn.Module]], Shards] | None = None,
     ) -> Self:
         """Freeze the pipeline and add one trainable LoRA adapter to each denoiser.
 
@@ -122,6 +124,8 @@ class TrainedWeights:
                 parameters are float32 copies of them, see `masters.py`.
             seed: of the initial A matrices. Global random state is neither read nor changed.
             modules: the components of the pipeline that are trained, by name; None means the denoisers.
+            shard: cuts the frozen weights of the modules into shards, and puts the modules on the device. Losses are
+                then not scaled, so the modules must not be in float16.
 
         Raises:
             ValueError: no layer matches `spec.targets`, the module already has an adapter, or it takes no adapter.
@@ -130,7 +134,7 @@ class TrainedWeights:
         targets = {key: target_layers(key, module, spec) for key, module in modules.items()}
         _freeze(pipe)
         put_adapters(modules, targets, spec, seed)
-        return cls(pipe, modules, "lora", masters=True)
+        return cls(pipe, modules, "lora", None if shard is None else shard(modules), masters=True)
 
     @classmethod
     def full(
@@ -341,9 +345,9 @@ class TrainedWeights:
     def in_one_place(self) -> Iterator[None]:
         """Within this context the first process has the pipeline with whole modules on the CPU, so that it can `save`.
 
-        All processes must enter this context. Without shards it does nothing.
+        All processes must enter this context. Without shards, and for a LoRA, it does nothing.
         """
-        if self.shards is None:
+        if self.shards is None or self.kind == "lora":
             yield
             return
         sharded = self.modules

@@ -52,7 +52,7 @@ def test_a_launch_with_shards_is_estimated_as_such():
     assert "estimate for 4 × H100 SXM, full weights in shards by FSDP2, from shapes alone" in output
     assert "changes nothing" not in output
     lora = plan("mixgrpo_flash_guard", "--gpus", "4", "--sharding", "fsdp2", *SMALL)
-    assert "note: fsdp2 changes nothing here: FSDP2 divides full weights, and each GPU has the whole LoRA" in lora
+    assert "estimate for 4 × H100 SXM, frozen weights in shards by FSDP2, from shapes alone" in lora
     assert "note: zero2 changes nothing here: one GPU has everything" in plan(
         "mixgrpo_flash_guard", "--sharding", "zero2", *SMALL
     )

@@ -87,9 +87,14 @@ def test_weights_in_half_precision_have_masters_and_are_gathered_in_two_bytes() 
     assert passes == {"sampling": 20 + 1400, "decoding": 5, "training": 160 + 1400 + 2800}
 
 
-def test_a_lora_is_whole_under_fsdp2_and_its_optimizer_in_parts_under_zero2() -> None:
+def test_under_fsdp2_the_base_of_a_lora_is_in_shards_and_under_zero2_its_optimizer_is_in_parts() -> None:
+    """4100 / 8 is 512.5 bytes; two blocks and the other weights are gathered, and no gradient of them."""
     lora = {"model": {}, "penalties": []}
-    assert memory("fsdp2", 8, **lora) == memory(None, 8, **lora)
+    whole, passes = memory(None, 8, **lora)
+    assert memory("fsdp2", 8, **lora) == (
+        {**whole, "denoiser": 513},
+        {**passes, "sampling": passes["sampling"] + 2800, "training": passes["training"] + 2800},
+    )
     stays, _ = memory("zero2", 8, **lora)
     assert (stays["denoiser"], stays["LoRA"], stays["gradients"], stays["optimizer"]) == (4100, 4000, 500, 1500)
 

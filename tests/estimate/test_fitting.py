@@ -150,7 +150,8 @@ def test_shards_that_do_not_fit_are_not_proposed_again() -> None:
 
 def test_what_fits_nowhere_is_said() -> None:
     _, [line] = lines_of(2.0)
-    assert line.endswith("and smaller batches do not help; use a larger GPU, a smaller model or smaller images")
+    assert "smaller batches do not help; share the frozen weights out among GPUs with --gpus N --sharding" in line
+    assert line.endswith("use a larger GPU, a smaller model or smaller images")
 
 
 def test_a_batch_that_the_loss_refuses_is_not_proposed() -> None:

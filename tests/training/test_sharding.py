@@ -62,6 +62,11 @@ def recipes(small: list[str], folder: Path) -> dict[str, Recipe]:
         "forward": load_recipe(
             "diffusion_nft", [*windowless, optimizer, "optimizer.learning_rate=0.02", "rollout.batch=4"]
         ),
+        # Only the frozen weights are cut. The reference is the base, without its adapter.
+        "adapter": load_recipe("mixgrpo_flash_guard", [
+            *shared, optimizer, "model.train=lora", "penalties.kl.weight=0.1", "sampler.plan.shared_noise=false",
+            "select=[{name: extremes, keep: 2}]", "model.dtype=bfloat16", "model.lora.compute=float32",
+        ]),
         # Of one iteration, as a rounding of the first gradient is seen in the second one's samples.
         "half": load_recipe("mixgrpo_flash_guard", [
             *shared, optimizer, "penalties.kl.weight=0.1", "model.dtype=bfloat16", "run.iterations=1",
@@ -123,7 +128,7 @@ def weights_of(pipeline: Path) -> Path:
     return pipeline / "transformer" / "diffusion_pytorch_model.safetensors"
 
 
-@pytest.mark.parametrize("name", ["steps", "forward"])
+@pytest.mark.parametrize("name", ["steps", "forward", "adapter"])
 def test_two_processes_with_a_shard_each_give_the_run_of_one(runs: Runs, name: str) -> None:
     assert statuses(runs, name) == [0, 0], printed(runs, name, 0) + printed(runs, name, 1)
     assert statuses(runs, f"{name}-one") == [0], printed(runs, f"{name}-one", 0)
@@ -132,9 +137,11 @@ def test_two_processes_with_a_shard_each_give_the_run_of_one(runs: Runs, name: s
     assert record["ratio/first_error"] == 0.0
     assert record["grad_norm"] > 0.0
     assert "kl" in record
+    kind = "frozen" if name == "adapter" else "full"
+    assert f"{kind} weights in shards by FSDP2" in printed(runs, name, 0)
 
 
-@pytest.mark.parametrize("name", ["steps", "forward"])
+@pytest.mark.parametrize("name", ["steps", "forward", "adapter"])
 def test_so_they_do_where_weights_stay_gathered_until_the_backward_pass(runs: Runs, name: str) -> None:
     assert statuses(runs, f"{name}-kept") == [0, 0], printed(runs, f"{name}-kept", 0)
     require_equal(runs.two[f"{name}-kept"], runs.one[name])
@@ -177,7 +184,7 @@ def test_plain_diffusers_loads_the_result(runs: Runs, random_pipeline: Path) -> 
     assert {path.name for path in folder.iterdir()} == {path.name for path in random_pipeline.iterdir()} | {"README.md"}
 
 
-@pytest.mark.parametrize("name", ["steps", "forward"])
+@pytest.mark.parametrize("name", ["steps", "forward", "adapter"])
 def test_a_sharded_run_goes_on_whole(runs: Runs, name: str, tmp_path: Path) -> None:
     require_equal(resumed(runs.two[name], tmp_path / f"{name}-alone", runs, 1), runs.one[name])
 
@@ -216,6 +223,24 @@ class Block(nn.Module):
         return x * self.weight.sum()
 
 
+def cut_beside_an_adapter(port: int, folder: str) -> None:
+    """Alone in its group: which weights of a model with one trained block are cut, and their numbers."""
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+    stack = Stack().bfloat16()
+    frozen, trained = stack.blocks[0].weight, stack.blocks[1].weight
+    frozen.requires_grad_(False)
+    trained.data = trained.data.float()
+    shards = Shards({"transformer": stack}, init_device_mesh("cpu", (1,)))
+    made = stack(torch.ones(2, dtype=torch.bfloat16))
+    shards.steps.backward(made.sum())
+    weights = {name: [isinstance(p, DTensor), str(p.dtype)] for name, p in stack.named_parameters()}
+    gradient = stack.blocks[1].weight.grad
+    assert gradient is not None
+    found = {"weights": weights, "same": stack.blocks[1].weight is trained, "gradient": gradient.tolist()}
+    (Path(folder) / "found.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
 def gathered_weights(port: int, folder: str) -> None:
     """Alone in its group: which weights are whole after an evaluation, and after its backward pass."""
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
@@ -240,6 +265,22 @@ def gathered_weights(port: int, folder: str) -> None:
         found[str(keep)] = [all(state) if state[0] == state[-1] else None for state in states]
     (Path(folder) / "found.json").write_text(json.dumps(found))
     dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_what_is_trained_beside_frozen_shards_stays_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2]))
+    words = (free_port(), str(tmp_path))
+    process = multiprocessing.get_context("spawn").Process(target=cut_beside_an_adapter, args=words)
+    process.start()
+    process.join()
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["weights"] == {
+        "blocks.0.weight": [True, "torch.bfloat16"], "blocks.1.weight": [False, "torch.float32"],
+    }  # fmt: skip
+    assert found["same"]
+    # Two inputs of 1, times 3 in the first block.
+    assert found["gradient"] == [6.0, 6.0, 6.0]
 
 
 @pytest.mark.slow
@@ -272,6 +313,8 @@ def test_weights_stay_gathered_from_an_evaluation_to_its_backward_pass(
         ),
         ({}, "mixgrpo_flash_guard", "model={train: full, compile: true}", "use model.compile false"),
         ({}, "text", "model.train=full", "model.train lora"),
+        ({}, "mixgrpo_flash_guard", "model={quantize: int8, dtype: bfloat16}", "a base in int8 is not cut"),
+        ({}, "diffusion_opd", "model.train=lora", "a LoRA with teachers .* is not cut into shards"),
     ],
 )
 def test_what_does_not_fit_shards_is_refused(
@@ -293,14 +336,15 @@ def test_mixed_precision_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         sharding_of(load_recipe("mixgrpo_flash_guard", ["model.train=full"]), accelerator(2, "bf16"))
 
 
-def test_a_lora_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_language_model_with_a_lora_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     for key, value in FSDP.items():
         monkeypatch.setenv(key, value)
-    recipe = load_recipe("mixgrpo_flash_guard", [])
+    recipe = load_recipe("text", ["model.train=lora"])
     assert sharding_of(recipe, accelerator(2)) is None
     [note] = notes_on_launch(recipe, accelerator(2))
-    assert note.startswith("--use_fsdp changes nothing here: FSDP2 divides full weights")
+    assert note.startswith("--use_fsdp changes nothing here: FSDP2 divides denoisers")
     assert notes_on_launch(recipe, accelerator(1)) == []
+    assert notes_on_launch(load_recipe("mixgrpo_flash_guard", []), accelerator(2)) == []
     assert notes_on_launch(load_recipe("mixgrpo_flash_guard", ["model.train=full"]), accelerator(2)) == []
 
 

@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin, parse_flag_from_env
 from torch import nn
 
-from ...configs.schema import AnyRecipe
+from ...configs.schema import AnyRecipe, Recipe
 from ...weights.trained import TrainedWeights
 from ..recipe_launches import check_shards
 from ..updating import Optimizer, Stepper
@@ -41,14 +41,17 @@ def load_whole_models() -> None:
 
 
 def sharding_of(recipe: AnyRecipe, accelerator: Accelerator) -> Callable[[dict[str, nn.Module]], Shards] | None:
-    """A function that cuts full weights into shards, if the launcher asks for it (`--use_fsdp`); None for a LoRA.
+    """A function that cuts the weights of a denoiser into shards, if the launcher asks for it (`--use_fsdp`).
+
+    With a LoRA, it cuts the frozen weights. It is None if the launcher does not ask, or for a LoRA of a language model.
 
     On CPUs accelerate does not pass on its options, so the environment variables of its launcher are read.
 
     Raises:
         ValueError: the launcher's options or the recipe do not fit; the message says what to change.
     """
-    if not parse_flag_from_env("ACCELERATE_USE_FSDP") or recipe.model.train == "lora" or accelerator.num_processes == 1:
+    whole = recipe.model.train == "lora" and not isinstance(recipe, Recipe)
+    if not parse_flag_from_env("ACCELERATE_USE_FSDP") or whole or accelerator.num_processes == 1:
         return None
     # Imported only here: the modules of sharding load for more than a second, and few runs need them.
     from torch.distributed.device_mesh import init_device_mesh
@@ -147,9 +150,9 @@ def notes_on_launch(recipe: AnyRecipe, accelerator: Accelerator) -> list[str]:
     sharded = parse_flag_from_env("ACCELERATE_USE_FSDP") and accelerator.num_processes > 1
     idle = [
         (
-            sharded and recipe.model.train == "lora",
+            sharded and recipe.model.train == "lora" and not isinstance(recipe, Recipe),
             "--use_fsdp",
-            "FSDP2 divides full weights, and each process holds the whole model of a LoRA",
+            "FSDP2 divides denoisers, and each process holds the whole language model of a LoRA",
         ),
         (precision != "no", f"--mixed_precision {precision}", "model.dtype is the format in which the model computes"),
         (
