@@ -122,7 +122,7 @@ def test_several_updates_compare_with_the_policy_before_them(random_pipeline: Pa
 @pytest.mark.slow
 def test_a_pipeline_with_levels_of_its_own_says_how_to_draw(random_pipeline: Path, tmp_path: Path) -> None:
     trainer, _ = between("awm", random_pipeline, tmp_path / "run", "model.variant=slice")
-    with pytest.raises(ValueError, match=r"only be evaluated at its own noise levels.*objective\.draw: ranges"):
+    with pytest.raises(ValueError, match=r"only be evaluated at its own noise levels.* and draw: ranges"):
         trainer.iterate(0)
 
 

@@ -280,6 +280,8 @@ def test_the_denoisers_of_other_families_are_lent_as_well(key, kind, tmp_path) -
             for parameter in module.parameters():
                 parameter.add_(0.1 * torch.randn_like(parameter))
     teacher.save_pretrained(tmp_path)
+    # Both are read from the file: on some processors a product depends on where the weights lie in memory.
+    teacher = type(teacher).from_pretrained(tmp_path)
     check_whole_teacher("model.teachers.0.path", tmp_path, None)
     spec = LoraSpec(rank=2, alpha=2.0)
     weights = TrainedWeights.full(student) if kind == "full" else TrainedWeights.lora(student, spec, seed=0)
