@@ -209,6 +209,7 @@ class ImageModel:
         call: arguments of the pipeline's call.
         weights: weights of the pipeline's denoiser.
         folder: the folder of the pipeline, or its hub id.
+        most: how many encoded prompts are kept; None keeps all.
     """
 
     recipe: Recipe
@@ -216,11 +217,12 @@ class ImageModel:
     call: dict[str, Any]
     weights: TrainedWeights
     folder: str
+    most: int | None = None
 
     @cached_property
     def cache(self) -> PromptCache:
         """The cache that encodes prompts, one at a time as in a run."""
-        return PromptCache(self.pipe, self.call, spare=SPARE_EMBEDDINGS, overflow="cpu")
+        return PromptCache(self.pipe, self.call, most=self.most, spare=SPARE_EMBEDDINGS, overflow="cpu")
 
     def illustrated(self, rows: list[PromptRow], source: str | None) -> list[PromptRow]:
         """The prompts of a file, or of a command line, with their pictures, if the model takes any."""

@@ -53,9 +53,10 @@ __all__ = [
 
 T = TypeVar("T")
 RESERVED = ("images", "completions", "prompts", "groups")
-OF_TEXT = ("completion_ids", "truncated")
-"""Columns that a run of text adds to the columns of the prompts: the token ids of each completion, and whether it was
-cut at the longest length."""
+OF_TEXT = ("completion_ids", "truncated", "noise_key")
+"""Columns that a run of text adds to the columns of the prompts: the token ids of each completion, whether it was cut
+at the longest length, and a seed for noise of a reward's own. The completions of a prompt have the same seed, which is
+another one in each iteration, and the same in all evaluations."""
 OF_GIVEN = ("given_place", "given_places")
 """Columns that a run on given samples adds: the place of a sample among the samples of its prompt, 0 for the best, and
 their number."""

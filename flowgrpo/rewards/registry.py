@@ -58,6 +58,7 @@ BUILTIN: dict[str, str] = {
     "reactions": "flowgrpo.rewards.models.reactions:Reactions",
     "relative": "flowgrpo.rewards.relative:Relative",
     "remote": "flowgrpo.rewards.remote:Remote",
+    "rendered": "flowgrpo.inference.rendered:Rendered",
     "rubric": "flowgrpo.rewards.judges.judge_rubric:Rubric",
     "safety": "flowgrpo.rewards.models.image_classifier:Safety",
     "siglip": "flowgrpo.rewards.models.siglip:Siglip",

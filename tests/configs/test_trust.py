@@ -60,13 +60,15 @@ def test_the_parts_of_forms_are_known_and_their_texts_are_no_code(tmp_path: Path
 
 
 def test_every_reward_that_names_another_is_known():
-    package = Path(flowgrpo.__file__).parent / "rewards"
+    package = Path(flowgrpo.__file__).parent
     makers = {
         path.name
-        for path in package.rglob("*.py")
+        for folder in ("rewards", "inference", "worlds")
+        for path in (package / folder).rglob("*.py")
         if re.search(r"\bbuild\(RewardSpec|import .*\bconstruct\b|\binner_reward\(", path.read_text(encoding="utf-8"))
     }
-    known = {"win_rate.py", "relative.py", "within.py", "length.py", "confidence.py", "serve.py", "tool_thrift.py"}
+    known = {"win_rate.py", "relative.py", "within.py", "length.py", "confidence.py", "serve.py", "tool_thrift.py",
+             "rendered.py"}  # fmt: skip
     assert makers == known, "see configs.trust.NAMING"
 
 

@@ -53,6 +53,7 @@ class Completions:
         taught_by: the name of each prompt's frozen teacher; empty if the recipe has none.
         drawn: whether the policy drew the completions. If not, the data have given some or all of them, and `sampled`
             has no log-probs for these.
+        keys: the number of each prompt that addresses its randomness; empty if there is none.
     """
 
     prompts: list[list[int]]
@@ -70,6 +71,7 @@ class Completions:
     teachers: list[list[int] | None] | None = None
     taught_by: tuple[str, ...] = ()
     drawn: bool = True
+    keys: tuple[int, ...] = ()
     columns: int = field(default=STRETCHES, init=False)
 
     def given(self) -> dict[str, list[Any]]:
@@ -78,6 +80,8 @@ class Completions:
             "completion_ids": self.sampled.ids,
             "truncated": [not ended for ended in self.sampled.ended],
         }
+        if self.keys:
+            own["noise_key"] = [self.keys[prompt] for prompt in self.prompt_of_sample]
         if not self.drawn:
             own |= {name: [one[name] for one in self.origins()] for name in OF_GIVEN}
         return own if self.parts is None else {**own, "parts": self.parts.texts}
@@ -181,7 +185,7 @@ def complete(
     seeds = completion_keys(keys, group)
     return complete_seeded(
         language, rows, seeds, group, settings, temperature=temperature, batch=batch, sampler=sampler, seen=seen,
-        made=made,
+        made=made, keys=keys,
     )  # fmt: skip
 
 
@@ -197,6 +201,7 @@ def complete_seeded(
     sampler: Sampler = sample_completions,
     seen: Callable[[int], None] | None = None,
     made: Callable[[Completions], None] | None = None,
+    keys: Sequence[int] = (),
 ) -> Completions:
     """`group` completions of each prompt. Whole groups are sampled together, as many as fit into `batch`.
 
@@ -211,6 +216,7 @@ def complete_seeded(
         sampler: samples a batch.
         seen: called after each batch with the number of completions so far.
         made: called with the completions of each batch, if a batch holds whole groups.
+        keys: the number of each prompt that addresses its randomness, for rewards with noise of their own.
     """
     prompts = [fitted(language, row, settings.max_tokens) for row in rows]
     owner = [p for p in range(len(rows)) for _ in range(group)]
@@ -230,10 +236,10 @@ def complete_seeded(
         own = [language.decode(one) for one in part.ids]
         texts += own
         if made is not None and batch >= group:
-            made(Completions(prompts, part, own, mine))
+            made(Completions(prompts, part, own, mine, keys=tuple(keys)))
         if seen is not None:
             seen(len(ids))
-    return Completions(prompts, Sampled(ids, log_probs, ended), texts, owner)
+    return Completions(prompts, Sampled(ids, log_probs, ended), texts, owner, keys=tuple(keys))
 
 
 def fitted(language: LanguageModel, row: PromptRow, tokens: int) -> list[int]:

@@ -311,4 +311,5 @@ class Writer:
             counted=None if scored else [one.counts for one in attempts],
             told=[one.origin for one in attempts],
             drawn=not any(OF_GIVEN[0] in one.origin for one in attempts),
+            keys=tuple(self.keys),
         )
