@@ -138,6 +138,12 @@ def all_material() -> dict[str, Material]:
             "expected",
             [{"a": 1, "b": 2}, [1, 2]],
         ),
+        "rewritten": _written(
+            {
+                "red star": ["a red star", "a picture of a red star", "red star", "a star"],
+                "two circles": ["two circles", "a photo of two circles", "circles", ""],
+            },
+        ),
         "queries": _written(
             {
                 "Who is older than 35?": [
@@ -224,6 +230,7 @@ def makers() -> dict[str, Maker]:
         Case("paint", NONE),
         Case("proxy", SHIPPED),
         Case("relative", SHIPPED, options={"reward": "proxy", "liked": ["red"], "disliked": ["blue"]}),
+        Case("rendered", SHIPPED, "rewritten", {"reward": "proxy", "model": "scenes", "set": ["evaluate.steps=4"]}),
         Case("sql", NONE, "queries"),
         Case("text_format", NONE, "answers", {"pattern": r"[\d ]+"}),
         Case("tool_match", NONE, "called", {"begin": "c", "end": "="}),

@@ -38,8 +38,9 @@ PACKAGE = Path(flowgrpo.__file__).parent
 BASES = {"images": "mixgrpo_flash_guard", "text": "text"}
 AIM = 60
 """The lines of code that a method should not exceed for itself."""
-LEARNED = ("choices", "reactions")
-"""Rewards that learn from files of a person's own when they are made. Only their names and options are checked."""
+OUTLINED = ("choices", "reactions", "rendered")
+"""Rewards that learn from files of a person's own, or load a pipeline, when they are made. Only their names and options
+are checked."""
 NEEDS = {
     "recipe": ("lines or recipes", ("library", "reward")),
     "library": ("library", ("lines", "recipes", "reward")),
@@ -312,7 +313,7 @@ def _check(recipe: AnyRecipe) -> None:
         tried(recipe)
     Credit(recipe)
     specs = reward_specs(recipe.rewards)
-    rewards = RewardSet([outline(spec) if spec.name in LEARNED else spec for spec in specs])
+    rewards = RewardSet([outline(spec) if spec.name in OUTLINED else spec for spec in specs])
     for reward in rewards.rewards:
         # The prompt file decides which columns exist. It does not decide whether images or completions are scored.
         reward.check(

@@ -73,7 +73,7 @@ def animator(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_walkthrough_is_followed() -> None:
-    assert set(PAGES) == {"own_reward", "video", "full_weights", "votes"}
+    assert set(PAGES) == {"own_reward", "video", "full_weights", "votes", "prompt_writer"}
     (page, body) = "a\n\nb <<'END'\nflowgrpo\n\nEND\nc\n", "b <<'END'\nflowgrpo\n\nEND"
     assert list(scripts(page)) == ["a", body, "c"]
     assert list(scripts("a \\\n  b\nc\n")) == ["a b", "c"]
@@ -202,3 +202,19 @@ def test_from_votes_to_a_model(tmp_path: Path, command: Command, sd35: Path, mon
     first, last = json.loads(rows[0]), json.loads(rows[-1])
     assert last["eval/choices"] > first["eval/choices"]
     assert size_of(tmp_path / "chosen.png")[0] > 400
+
+
+@pytest.mark.slow
+def test_a_writer_of_prompts(tmp_path: Path, command: Command) -> None:
+    small = {
+        "first.yaml": ("run.iterations=30", "run.checkpoint_every=30", "run.sample_every=30", "rollout.prompts=32"),
+        "writer.yaml": (
+            "run.iterations=2", "run.checkpoint_every=2", "run.sample_every=2", "rollout.prompts=2", "rollout.group=4",
+            "generation.max_tokens=8", "evaluate.every=2", "evaluate.prompts=3",
+        ),
+    }  # fmt: skip
+    Walker(tmp_path, command, {}, small).follow(PAGES["prompt_writer"])
+    lines = [json.loads(line) for line in (tmp_path / "after" / "index.jsonl").read_text().splitlines()]
+    assert all({"plain", "gain"} <= set(line["sub_scores"]["rendered"]) for line in lines)
+    assert len(list((tmp_path / "pictures").glob("*.png"))) == len(lines)
+    assert len((tmp_path / "first.jsonl").read_text().splitlines()) == 3160

@@ -1,7 +1,7 @@
 """A reward of completions that are prompts for images: a pipeline makes the images, and another reward scores them.
 
 With this reward, a language model learns to write prompts for a frozen image pipeline: Promptist (2212.09611),
-RePrompt (2505.17540).
+RePrompt (2505.17540), PromptEnhancer (2509.04545).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Rendered:
     iteration, and the same in all evaluations.
 
     Of a completion that thinks first, the text after the last `</think>` is the prompt; of this text, the content of
-    the last `<answer>` tag if it has one. A tag that is never closed leaves an empty prompt.
+    the last `\\boxed{...}` or `<answer>` tag if it has one. What is opened and never closed leaves an empty prompt.
 
     Several rewards of one run with the same `model` and `set` share the pipeline. If `count`, `column` and `plain` are
     the same too, they also share the images.
