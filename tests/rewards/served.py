@@ -71,6 +71,11 @@ def longest(completions, prompts, wanted):
     return [len(text) - len(str(w)) for text, w in zip(completions, wanted)]
 
 
+def keyed(completions, noise_key=None, truncated=None, **columns):
+    assert "completion_ids" not in columns
+    return [float(key) for key in noise_key or [-1] * len(completions)]
+
+
 def either(prompts, **columns):
     return [1.0] * len(prompts)
 

@@ -72,6 +72,7 @@ def same(one: RewardBatch, other: RewardBatch) -> bool:
         ("Small", {"offset": 0.1}, images()),
         ("motion", {}, images(5, 4, 3, 6, 5)),
         ("longest", {}, ["x" * k for k in range(5)]),
+        ("keyed", {}, ["x" * k for k in range(5)]),
         ("=jpeg_compressibility", {}, images()),
         ("=digit_share", {}, ["1a", "", "22", "é3", "\ud800"]),
         ("=win_rate", {"judge": "jpeg_incompressibility"}, images()),
@@ -79,7 +80,7 @@ def same(one: RewardBatch, other: RewardBatch) -> bool:
 )
 def test_results_are_those_of_the_local_reward_to_the_last_bit(serve, plugins, name, options, samples):
     server = serve(name, options)
-    columns = {**COLUMNS, "wanted": ["q", 12, None, 2, 3]}
+    columns = {**COLUMNS, "wanted": ["q", 12, None, 2, 3], "noise_key": [7, 8, 9, 7, 8], "completion_ids": [[1]] * 5}
     spec = RewardSpec(name[1:] if name[0] == "=" else f"{plugins}:{name}", options=options)
     local, away = RewardSet([spec]), remote(server.url)
     expected = local.score(samples, PROMPTS, columns, GROUPS)

@@ -186,7 +186,7 @@ def test_a_request_for_another_reward_is_told_what_is_served(served: Callable[..
     status, _, body = ask(server, wire.pack(inputs(), "another"))
     assert status == 409
     assert json.loads(body)["declaration"] == server.declaration.as_json() | {
-        name: list(getattr(server.declaration, name)) for name in ("samples", "needed", "columns")
+        name: list(getattr(server.declaration, name)) for name in ("samples", "needed", "columns", "of_run")
     }
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..base import RESERVED, Reward, parameters
+from ..base import FROM_RUN, RESERVED, Reward, parameters
 
 SAMPLES = ("images", "completions")
 
@@ -26,6 +26,7 @@ class Declaration:
         batch_size: largest number of samples in one call of the reward, or None.
         needed: arguments without which the reward cannot be called.
         columns: columns of the prompt file that the reward takes; None if it takes any column.
+        of_run: columns that a run adds and that the reward names; other rewards do not get them.
         options: digest of the reward's options. The options themselves are not sent, because they may be private.
     """
 
@@ -36,6 +37,7 @@ class Declaration:
     batch_size: int | None
     needed: tuple[str, ...]
     columns: tuple[str, ...] | None
+    of_run: tuple[str, ...]
     options: str = ""
 
     @classmethod
@@ -70,6 +72,7 @@ class Declaration:
             reward.batch_size,
             needed,
             None if takes_any else tuple(known),
+            tuple(name for name in known if name in FROM_RUN),
             hashlib.sha256(text.encode()).hexdigest()[:16],
         )
 
@@ -82,7 +85,9 @@ class Declaration:
     def signature(self) -> inspect.Signature:
         """The reward's signature: arguments that it needs have no default, and all others have the default None."""
         needed = dict.fromkeys(("prompts", *self.needed, *(("groups",) if self.whole_group else ())))
-        optional = dict.fromkeys((*self.samples, *(("groups",) if self.groups else ()), *(self.columns or ())))
+        optional = dict.fromkeys(
+            (*self.samples, *(("groups",) if self.groups else ()), *(self.columns or ()), *self.of_run)
+        )
         keyword = inspect.Parameter.KEYWORD_ONLY
         found = [inspect.Parameter(name, keyword) for name in needed]
         found += [inspect.Parameter(name, keyword, default=None) for name in optional if name not in needed]
@@ -111,6 +116,7 @@ class Declaration:
                 None if size is None else int(size),
                 tuple(str(name) for name in told["needed"]),
                 None if columns is None else tuple(str(name) for name in columns),
+                tuple(str(name) for name in told["of_run"]),
                 str(told["options"]),
             )
             # Only this shows whether every name is a valid argument name.
