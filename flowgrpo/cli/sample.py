@@ -228,7 +228,13 @@ def one_model(base: bool, checkpoint: str | None) -> None:
 
 def _gives_share(overrides: Sequence[str]) -> bool:
     """Whether an override is a share of the trained weights; the recipe of a run may have one for its evaluations."""
-    return any(word.partition("=")[0] == "evaluate.trained_share" for word in overrides)
+    from ..configs.yaml_text import parse_yaml
+
+    for key, _, value in (word.partition("=") for word in overrides):
+        section = parse_yaml(value, key) if key == "evaluate" else None
+        if key == "evaluate.trained_share" or (isinstance(section, dict) and "trained_share" in section):
+            return True
+    return False
 
 
 def _check_shared(model: str, base: bool) -> None:
@@ -428,7 +434,8 @@ def _shares(text: str | None) -> list[float]:
     if text is None:
         return []
     try:
-        shares = [float(part) for part in text.split(",")]
+        # -0.0 is 0 too.
+        shares = [float(part) + 0.0 for part in text.split(",")]
     except ValueError:
         shares = []
     if not shares or not all(0 <= share <= 1 for share in shares):

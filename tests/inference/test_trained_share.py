@@ -169,6 +169,8 @@ def test_the_command_prints_a_table(tmp_path: Path, command: Command, monkeypatc
             ("evaluate", "scenes", "--trained-share", "0.1234567,0.1234568"),
             "--trained-share has 0.123457 more than once",
         ),
+        (("evaluate", "scenes", "--trained-share", "0,-0"), "--trained-share has 0 more than once"),
+        (("evaluate", "scenes", "evaluate={trained_share: 0.5}"), "scenes is not a run; leave --trained-share or"),
         (("evaluate", "scenes", "evaluate.trained_share=0.5"), "scenes is not a run; leave --trained-share or"),
         (("sample", "a star", "--set", "evaluate.trained_share=0.5"), "scenes is not a run; leave --trained-share or"),
         (("sample", "a star", "--trained-share", "0.5"), "scenes is not a run; leave --trained-share or"),
