@@ -66,10 +66,17 @@ class Need:
         if STATED in self.values and found is not None:
             return None
         wanted = " or ".join("nothing" if v is None else "a value" if v is SOMETHING else str(v) for v in self.values)
-        has = "is left out" if found in (None, [], {}) else f"is {found}"
+        has = "is left out" if found in (None, [], {}) else f"is {_shown(found)}"
         mend = f"leave {self.key} out" if self.values == (None,) else f"use {self.key} {wanted}"
         mend = f"set {self.key}" if self.values == (SOMETHING,) else mend
         return f"{who} {self.why}, and {self.key} {has}; {self.mend or mend}"
+
+
+def _shown(found: Any) -> str:
+    """A value of a recipe in a message; the parts of a list by their names."""
+    if isinstance(found, list):
+        return ", ".join(one.short if isinstance(one, Choice) else str(one) for one in found)
+    return str(found)
 
 
 Rule = Callable[..., "list[str]"]

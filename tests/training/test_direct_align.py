@@ -161,7 +161,10 @@ def test_two_processes_give_the_run_of_one(random_pipeline, tmp_path) -> None:
             "objective.highest is 0.96, and the noisiest level of the sampler is 0.9; use at most 0.9",
         ),
         (["combine=worst"], "weighted sum of the rewards as they are given, and combine is worst; use combine sum"),
-        (["select=[{name: extremes, keep: 2}]", "rollout.group=4"], "has a gradient for every image, and select is"),
+        (
+            ["select=[{name: extremes, keep: 2}]", "rollout.group=4"],
+            "has a gradient for every image, and select is extremes; leave",
+        ),
         (["penalties=[{name: llds, weight: 0.1}]", "optimizer.updates=2"], "objective direct_align has no ratio of"),
     ],
 )
