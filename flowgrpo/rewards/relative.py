@@ -69,6 +69,7 @@ class Relative:
                 "reward that compares an image with its prompt, such as hpsv2"
             )
         self.liked, self.disliked = _words(self.name, "liked", liked), _words(self.name, "disliked", disliked)
+        _apart(self.name, self.liked, self.disliked)
         self.favour = _ends(self.name, "favour", favour)
         self.favour_inverted = _ends(self.name, "favour_inverted", favour_inverted)
         self.device, self.remote, self.batch_size = self.reward.device, self.reward.remote, self.reward.batch_size
@@ -85,8 +86,7 @@ class Relative:
         Raises:
             ValueError: the reward's name or one of its options is wrong, or another option is.
         """
-        for key in ("liked", "disliked"):
-            _words(name, key, options[key])
+        _apart(name, *(_words(name, key, options[key]) for key in ("liked", "disliked")))
         for key in ("favour", "favour_inverted"):
             _ends(name, key, options.get(key, 0.0))
         check_inner(name, "reward", options["reward"], options.get("reward_options"))
@@ -176,6 +176,14 @@ def _words(reward: str, option: str, words: Any) -> tuple[str, ...]:
     if wrong := [word for word in words if not isinstance(word, str) or not word.strip()]:
         raise ValueError(f"{reward}: {option} has {wrong[0]!r}; give words that are not empty")
     return tuple(words)
+
+
+def _apart(reward: str, liked: Sequence[str], disliked: Sequence[str]) -> None:
+    if both := [word for word in liked if word in disliked]:
+        raise ValueError(
+            f"{reward}: {both[0]!r} is in liked and in disliked, so nothing would be compared; leave it out of one of "
+            "them"
+        )
 
 
 def _ends(reward: str, option: str, favour: Any) -> tuple[float, float]:

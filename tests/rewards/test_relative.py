@@ -136,6 +136,7 @@ def test_a_reward_that_fails_is_named(file: Path) -> None:
         ({"liked": "Good"}, "relative: liked is 'Good'; give a list of words, such as [Detailed]"),
         ({"liked": []}, "relative: liked is []; give a list of words"),
         ({"disliked": [" "]}, "relative: disliked has ' '; give words that are not empty"),
+        ({"disliked": ["Bad", "Good"]}, "relative: 'Good' is in liked and in disliked, so nothing would be compared"),
         ({"favour": -1}, "relative: favour is -1; give a number of at least 0, or two such numbers in a list"),
         ({"favour": [0.1, 0.2, 0.3]}, "favour is [0.1, 0.2, 0.3]; give a number of at least 0, or two such numbers"),
         ({"favour_inverted": "much"}, "relative: favour_inverted is 'much'; give a number of at least 0"),
