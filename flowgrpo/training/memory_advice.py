@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -28,12 +29,13 @@ SMALLER = {
 
 
 @contextmanager
-def memory_explained(recipe: AnyRecipe, run: Path) -> Iterator[None]:
+def memory_explained(recipe: AnyRecipe, run: Path, processes: int = 1) -> Iterator[None]:
     """Tell what helps if a device has too little memory for a run.
 
     Args:
         recipe: of the run.
         run: its folder.
+        processes: how many processes share the prompts of an iteration.
 
     Raises:
         OutOfMemory: in the place of an error of the device.
@@ -43,10 +45,10 @@ def memory_explained(recipe: AnyRecipe, run: Path) -> Iterator[None]:
     except RuntimeError as error:
         if not lacks_memory(error):
             raise
-        raise OutOfMemory(_advice(recipe, run, error)) from error
+        raise OutOfMemory(_advice(recipe, run, processes, error)) from error
 
 
-def _advice(recipe: AnyRecipe, run: Path, error: BaseException) -> str:
+def _advice(recipe: AnyRecipe, run: Path, processes: int, error: BaseException) -> str:
     part, said = part_of(error) or "rest", said_by(error)
     # Only an update shows the clock more than the name of a part.
     updates = part not in WHERE
@@ -54,7 +56,7 @@ def _advice(recipe: AnyRecipe, run: Path, error: BaseException) -> str:
     keys = SMALLER[recipe.task].get("update" if updates else part, [])
     if updates and differentiates(recipe):
         keys = ["rollout.decode_batch", *keys]
-    sizes = {key: size for key in keys if (size := _smaller(recipe, key)) is not None}
+    sizes = {key: size for key in keys if (size := _smaller(recipe, key, processes)) is not None}
     rest = f"`{shlex.join(['flowgrpo', 'plan', str(run / 'config.yaml')])}` estimates the memory"
     if updates and not recipe.model.gradient_checkpointing:
         rest = f"A new run needs less with model.gradient_checkpointing: true. {rest}"
@@ -67,15 +69,16 @@ def _advice(recipe: AnyRecipe, run: Path, error: BaseException) -> str:
     )
 
 
-def _smaller(recipe: AnyRecipe, key: str) -> int | None:
+def _smaller(recipe: AnyRecipe, key: str, processes: int) -> int | None:
     """About half of a batch; None if the run may not change it, or the recipe takes no smaller one."""
     section, name = key.split(".")
     size = getattr(getattr(recipe, section), name)
     if size is None or not may_change(key, recipe):
         return None
     if section == "rollout" and name.endswith("batch"):
-        # A batch is never larger than what an iteration samples.
-        size = min(size, recipe.rollout.prompts * recipe.rollout.group)
+        # A batch is never larger than what a process samples at a time.
+        prompts = math.ceil(recipe.rollout.prompts / processes)
+        size = min(size, min(getattr(recipe.rollout, "chunk", None) or prompts, prompts) * recipe.rollout.group)
     # Some losses need whole groups in a call.
     return next((n for n in range(max(size // 2, 1), size) if _takes(recipe, {key: n})), None)
 

@@ -145,7 +145,7 @@ class Trainer:
             OutOfMemory: a device has too little memory. The run can be resumed with smaller batches.
         """
         with self.stop.deferred():
-            with ended_together(), memory_explained(self.recipe, self.run.path):
+            with ended_together(), memory_explained(self.recipe, self.run.path, self.processes.count):
                 stopped = self._train()
             if stopped or self.stop.number:
                 raise Stopped(stopped or self.stop.number)

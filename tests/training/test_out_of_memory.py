@@ -102,6 +102,23 @@ def test_a_part_of_a_run_needs_a_smaller_batch_of_its_own(name: str, words: list
 
 
 @pytest.mark.parametrize(
+    ("words", "processes", "size"),
+    [
+        ([], 1, 48), ([], 4, 12), ([], 5, 12), ([], 8, 6), (["rollout.chunk=1"], 1, 6), (["rollout.chunk=4"], 4, 12),
+        (["rollout.batch=8"], 8, 4),
+    ],
+)  # fmt: skip
+def test_the_batch_is_smaller_than_what_a_process_samples_at_a_time(
+    words: list[str], processes: int, size: int
+) -> None:
+    """Each of 8 prompts has 12 images, and the batch is 96."""
+    error, recipe = torch.OutOfMemoryError(CUDA), load_recipe("flow_grpo", words)
+    met_in(error, "denoiser")
+    with pytest.raises(OutOfMemory, match=f"rollout.batch={size}`"), memory_explained(recipe, Path("one"), processes):
+        raise error
+
+
+@pytest.mark.parametrize(
     ("name", "words"),
     [
         ("flow_grpo", ["rollout.batch=1"]), ("flow_grpo", ["optimizer.cut=edges", "rollout.batch=8"]),
