@@ -194,6 +194,26 @@ def test_batches_that_are_dealt_out_to_the_updates_stay(tmp_path: Path) -> None:
     assert "rollout.batch" in changeable(load_recipe("flow_grpo"))
 
 
+@pytest.mark.parametrize(
+    ("rewards", "key"),
+    [
+        ("[{name: proxy}]", "rewards.proxy.options.batch_size"),
+        ("[{name: proxy}]", "rewards.0.options.batch_size"),
+        (
+            "[{name: relative, options: {reward: proxy, liked: [red], disliked: [blue]}}]",
+            "rewards.0.options.reward_options.batch_size",
+        ),
+    ],
+)
+def test_a_reward_whose_memory_ran_out_may_take_fewer_samples_in_a_call(rewards: str, key: str, tmp_path: Path) -> None:
+    run = folder_of(tmp_path, "draft", f"rewards={rewards}")
+    changed = with_changes(run, [f"{key}=2"])
+    options = dict(changed.rewards[0].options)
+    assert options.get("reward_options", options)["batch_size"] == 2
+    with pytest.raises(ValueError, match=r"would change what the run is.*rewards\.\*\.options\.batch_size"):
+        with_changes(run, [key.replace("batch_size", "device") + "=cpu"])
+
+
 def test_every_task_has_keys_that_may_change() -> None:
     for name in recipe_names():
         assert {"run.iterations", "rollout.batch"} <= set(changeable(load_recipe(name, ["optimizer.cut=prompts"])))

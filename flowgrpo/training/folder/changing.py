@@ -8,6 +8,7 @@ recipe from iteration N on. The folder is made at the first change.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -31,6 +32,8 @@ BATCHES = {
     "masked": ("rollout.batch", "rollout.chunk"),
 }
 """Keys of memory, by task. They change results only by rounding."""
+REWARD_BATCH = re.compile(r"rewards\.[^.]+\.options\.(\w+_options\.)?batch_size")
+"""How many samples a reward takes in a call; it changes scores only by rounding."""
 EVALUATION = "evaluate"
 _UNDONE = "undone-"
 
@@ -41,11 +44,13 @@ def changeable(recipe: AnyRecipe) -> list[str]:
     if recipe.optimizer.cut == "edges":
         # The batches of trained states are dealt out to the updates.
         batches = tuple(key for key in batches if key not in ("rollout.batch", "rollout.chunk"))
-    return [*RUN_KEYS, f"{EVALUATION}.*", *batches]
+    return [*RUN_KEYS, f"{EVALUATION}.*", *batches, "rewards.*.options.batch_size"]
 
 
 def may_change(key: str, recipe: AnyRecipe) -> bool:
     """Whether a run of this recipe may change a key when it goes on."""
+    if REWARD_BATCH.fullmatch(key):
+        return True
     return key in (*changeable(recipe), EVALUATION) or key.startswith((f"{EVALUATION}.", "run.trackers."))
 
 
