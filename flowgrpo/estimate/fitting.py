@@ -49,7 +49,7 @@ def crowded_lines(recipe: Recipe, found: Estimate, estimated: Callable[[Recipe],
         return [f"{much}; it fits, {how}, with", *_listed(ways)]
     if found.full:
         rest = sum(found.resting.values()) / GIB
-        shards = "" if found.sharding else "share them out among GPUs with --gpus N --sharding fsdp2, or "
+        shards = "" if found.sharding == "fsdp2" else "share them out among GPUs with --gpus N --sharding fsdp2, or "
         return [
             f"{much}, and smaller batches do not help: the weights and their copies take {rest:.0f} GiB; {shards}write "
             "model.train: lora and a learning rate for a LoRA"
@@ -63,8 +63,23 @@ def crowded_lines(recipe: Recipe, found: Estimate, estimated: Callable[[Recipe],
         if new and recipe.model.quantize is None and (ways := ways_to_fit(with_keys(recipe, new), estimated)):
             ways = [Way((*map(_word, new.items()), *way.words), way.found) for way in ways]
             return [f"{much}; it fits {how}, which rounds its predictions, with", *_listed(ways)]
-    cut = "" if found.sharding else "share the frozen weights out among GPUs with --gpus N --sharding fsdp2, or "
-    return [f"{much}, and smaller batches do not help; {cut}use a larger GPU, a smaller model or smaller images"]
+    cut = "share the frozen weights out among GPUs with --gpus N --sharding fsdp2, or "
+    cut = "" if found.sharding == "fsdp2" or recipe.model.quantize is not None else cut
+    least = _least_batch(recipe)
+    tried = "smaller batches do not help" if least == 1 else f"{least} images, a whole group, are the smallest batch"
+    less = "" if least == 1 else ", a smaller rollout.group"
+    return [f"{much}, and {tried}; {cut}use a larger GPU, a smaller model{less} or smaller images"]
+
+
+def _least_batch(recipe: Recipe) -> int:
+    """The smallest batch that the recipe takes; some losses need whole groups in a call."""
+    for size in _sizes(recipe.rollout.batch, recipe.rollout.group):
+        try:
+            with_keys(recipe, {"rollout.batch": size})
+        except ValueError:
+            continue
+        return size
+    return recipe.rollout.batch
 
 
 def _listed(ways: Sequence[Way]) -> list[str]:

@@ -154,6 +154,30 @@ def test_what_fits_nowhere_is_said() -> None:
     assert line.endswith("use a larger GPU, a smaller model or smaller images")
 
 
+@pytest.mark.parametrize("words", [(), FULL])
+def test_parts_of_the_optimizer_may_become_shards(words: tuple[str, ...]) -> None:
+    recipe = load_image_recipe("flow_grpo", [*SD35, *words])
+
+    def estimated(one: Recipe) -> Estimate:
+        return replace(estimate(one, gpus=2, sharding="zero2"), gpu=replace(GPUS["h100"], gib=2.0))
+
+    [line] = crowded_lines(recipe, estimated(recipe), estimated)
+    assert "with --gpus N --sharding fsdp2, or " in line
+
+
+def test_a_base_in_8_bits_is_not_shared_out() -> None:
+    """FSDP2 does not cut such a base."""
+    _, [line] = lines_of(2.0, "model.quantize=int8")
+    assert line.endswith("smaller batches do not help; use a larger GPU, a smaller model or smaller images")
+
+
+def test_where_a_batch_has_a_whole_group_a_smaller_group_is_named() -> None:
+    recipe = load_image_recipe("diffusion_nft", [*SD35, "rollout.group=12"])
+    [line] = crowded_lines(recipe, on_card(2.0)(recipe), on_card(2.0))
+    assert "and 12 images, a whole group, are the smallest batch; share" in line
+    assert line.endswith("use a larger GPU, a smaller model, a smaller rollout.group or smaller images")
+
+
 def test_a_batch_that_the_loss_refuses_is_not_proposed() -> None:
     """This loss takes whole groups of 12 in a call."""
     flux = ("model.path=black-forest-labs/FLUX.1-dev", "model.dtype=bfloat16", SIZE, "rollout.batch=24")
