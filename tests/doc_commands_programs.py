@@ -73,6 +73,8 @@ def follow(reader: Reader, example: Example) -> None:
         _run_python(reader, example)
     elif example.kind == "yaml":
         _load_yaml(reader, example)
+    elif example.kind == "script":
+        assert (reader.home / str(example.file)).exists()
     else:
         _run_words(reader, example, list(example.words))
 

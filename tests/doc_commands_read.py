@@ -20,11 +20,11 @@ SHELLS = {"sh", "bash", "shell", "console"}
 # Programs that begin a command in an inline span, or in a fence without a language.
 STARTS = re.compile(r"(\$ )?(flowgrpo|pip|python3?|accelerate|make|pytest|pre-commit|git|torchrun) +(?!\d)\S")
 OPERATORS = {";", "&&", "||", "|", "&", ">", ">>", "<", "<<", "2>"}
-Kind = Literal["command", "span", "python", "yaml"]
+Kind = Literal["command", "span", "python", "yaml", "script"]
 
 FENCE = re.compile(r"^( *)(```+|~~~+)([^\n]*)\n(.*?)^ *\2 *$", re.MULTILINE | re.DOTALL)
 _SPAN = re.compile(r"(?<!`)(`+)(?!`)((?:(?!\n\s*\n).)+?)(?<!`)\1(?!`)", re.DOTALL)
-FILE_NAME = re.compile(r"# ([\w-]+\.(?:py|yaml|yml))\n")
+FILE_NAME = re.compile(r"# ([\w-]+\.(?:py|yaml|yml|sh))\n")
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,8 @@ class Example:
     Attributes:
         page: a page of the documentation.
         line: the line where the example begins, from 1.
-        kind: `command` is a line of a shell fence, `span` an inline command, the others are whole fences.
+        kind: `command` is a line of a shell fence, `span` an inline command, the others are whole fences. A `script`
+            is a shell fence that shows a file, and nobody runs it.
         text: the text of the page, without indentation, comments and continued lines.
         words: the words of a command; operators of the shell are separate words.
     """
@@ -54,7 +55,7 @@ class Example:
     @property
     def file(self) -> str | None:
         """The name in the first line of a fence that shows a file."""
-        found = FILE_NAME.match(self.text) if self.kind in ("python", "yaml") else None
+        found = FILE_NAME.match(self.text) if self.kind in ("python", "yaml", "script") else None
         return found[1] if found else None
 
 
@@ -82,6 +83,8 @@ def _of_fence(page: Path, line: int, fence: re.Match[str]) -> list[Example]:
         return [Example(page, line, "python", body)]
     if language in ("yaml", "yml"):
         return [Example(page, line, "yaml", body)]
+    if language in SHELLS and FILE_NAME.match(body):
+        return [Example(page, line, "script", body)]
     if language not in (*SHELLS, "", "text", "none"):
         return []
     rows = list(_joined(body, line))

@@ -65,7 +65,7 @@ def test_the_documentation_is_found() -> None:
     shown = [example for page in PAGES for example in examples(page)]
     assert len(PAGES) > 15
     assert sum(example.kind == "command" for example in shown) > 60
-    assert {example.kind for example in shown} == {"command", "span", "python", "yaml"}
+    assert {example.kind for example in shown} == {"command", "span", "python", "yaml", "script"}
 
 
 PAGE = """# Try it

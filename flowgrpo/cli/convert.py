@@ -16,15 +16,17 @@ def convert(
     file: Annotated[
         str,
         typer.Argument(
-            help="A YAML file of Flow-Factory, a Python file of flow_grpo with the name of the configuration, such as "
-            "config/grpo.py:pickscore_sd3, or a GRPOConfig or DPOConfig of TRL as "
-            "YAML or JSON."
+            help="A YAML file of Flow-Factory or UniRL, a shell script of verl-omni, a Python file of flow_grpo with "
+            "the name of the configuration, such as config/grpo.py:pickscore_sd3, or a GRPOConfig or DPOConfig of TRL "
+            "as YAML or JSON."
         ),
     ],
     out: Annotated[Path | None, typer.Option(help="New file for the recipe; it is printed if left out.")] = None,
     tool: Annotated[
         str | None,
-        typer.Option("--from", help="flow-factory, flow_grpo or trl; found out from the content if left out."),
+        typer.Option(
+            "--from", help="flow-factory, flow_grpo, trl, unirl or verl-omni; found out from the content if left out."
+        ),
     ] = None,
     gpus: Annotated[
         int | None,

@@ -147,6 +147,8 @@ class Conversion:
         if not self.settings.has(key) and key not in self.settings.defaults:
             return named(key)
         told = f"{named(key)} {short(without_secrets(key, self.settings.value(key)))}"
+        if key in self.settings.origins:
+            return f"{told}, {self.settings.origins[key]}"
         return told if self.settings.has(key) else f"{told} by default"
 
     # -- many settings at once ---------------------------------------------------------------------------------

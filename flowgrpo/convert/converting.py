@@ -14,6 +14,8 @@ from .conversion import Conversion
 from .foreign_text import TOOLS, read_mapping, read_source, tool_of
 from .from_flow_factory import from_flow_factory
 from .from_flow_grpo import from_flow_grpo
+from .from_unirl import from_unirl
+from .from_verl_omni import from_verl_omni
 from .recipe_text import fitted, recipe_text
 from .trl_trainers import convert_trl
 
@@ -53,9 +55,14 @@ def convert_file(file: str, tool: str | None = None, gpus: int | None = None) ->
         raise ValueError(f"{file} names a function, and a configuration of {tool} has none; leave :{function} out")
     if tool == "flow_grpo":
         conversion = from_flow_grpo(path, function, gpus)
+    elif tool == "verl-omni":
+        conversion = from_verl_omni(path, text)
     else:
         given = read_mapping(path, text)
-        conversion = (convert_trl if tool == "trl" else from_flow_factory)(path, given, gpus)
+        if tool == "unirl":
+            conversion = from_unirl(path, given)
+        else:
+            conversion = (convert_trl if tool == "trl" else from_flow_factory)(path, given, gpus)
     conversion.recipe["name"] = recipe_name(conversion.name)
     recipe = fitted(conversion)
     source = f"{shown_path(path)}{f':{function}' if function else ''} ({tool})"

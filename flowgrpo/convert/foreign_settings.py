@@ -17,10 +17,18 @@ class ForeignSettings:
         given: dotted key -> value, as the file has them.
         defaults: dotted key -> the tool's own value for a key that the file leaves out.
         place: name of the file, for messages.
+        origins: dotted key -> where its value comes from, if the file does not simply have it; for lists.
     """
 
-    def __init__(self, given: Mapping[str, Any], defaults: Mapping[str, Any], place: str) -> None:
+    def __init__(
+        self,
+        given: Mapping[str, Any],
+        defaults: Mapping[str, Any],
+        place: str,
+        origins: Mapping[str, str] | None = None,
+    ) -> None:
         self.given, self.defaults, self.place = dict(given), dict(defaults), place
+        self.origins = dict(origins or {})
 
     def has(self, key: str) -> bool:
         """Whether the file itself has the key."""

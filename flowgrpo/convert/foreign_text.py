@@ -12,8 +12,9 @@ from typing import Any, Literal
 from ..configs.yaml_text import LONGEST, as_mapping, parse_yaml
 from ..intake.json_text import parse_json
 
-Tool = Literal["flow-factory", "flow_grpo", "trl"]
-TOOLS: tuple[Tool, ...] = ("flow-factory", "flow_grpo", "trl")
+Tool = Literal["flow-factory", "flow_grpo", "trl", "unirl", "verl-omni"]
+TOOLS: tuple[Tool, ...] = ("flow-factory", "flow_grpo", "trl", "unirl", "verl-omni")
+SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
 MOST_TOKENS = 2_000
 """Largest number of tokens of one statement. A deeper expression could overflow the stack of Python's parser."""
 
@@ -30,18 +31,12 @@ def read_source(path: Path) -> str:
     """The text of a file of another tool.
 
     Raises:
-        ValueError: the path is not a file, or the file is too long, not text, a pickle or a shell script.
+        ValueError: the path is not a file, or the file is too long, not text, or a pickle.
     """
     if path.suffix in (".bin", ".pt", ".pkl", ".pickle"):
         raise ValueError(
             f"{path} is a pickle, and reading a pickle runs the code in it; write the settings as JSON, for TRL with "
             "`print(training_args.to_json_string())`, and convert that file"
-        )
-    if path.suffix in (".sh", ".bash", ".slurm", ".sbatch"):
-        raise ValueError(
-            f"{path} is a shell script, and convert reads configurations; write the options of its `trl` command into "
-            "a YAML file, as learning_rate: 1.0e-5 for --learning_rate 1e-5. For a script of DanceGRPO, begin with the "
-            "recipe dance_grpo@published"
         )
     if not path.exists():
         raise ValueError(f"there is no file {str(path)!r}; give the configuration file of another tool")
@@ -92,7 +87,17 @@ def tool_of(path: Path, text: str) -> Tool:
     """
     if path.suffix == ".py":
         return "flow_grpo"
+    if path.suffix in SCRIPTS:
+        if "verl_omni" in text or "actor_rollout_ref." in text:
+            return "verl-omni"
+        raise ValueError(
+            f"{path} is a shell script, and of these convert reads only those of verl-omni; write the options of its "
+            "`trl` command into a YAML file, as learning_rate: 1.0e-5 for --learning_rate 1e-5. For a script of "
+            "DanceGRPO, begin with the recipe dance_grpo@published"
+        )
     found = read_mapping(path, text)
+    if any(isinstance(found[key], dict) and _of_unirl(found[key]) for key in found):
+        return "unirl"
     keys = {key for key in found if key in OF_FLOW_FACTORY and isinstance(found[key], dict | list)}
     if isinstance(found.get("train"), dict) and (
         {"model", "scheduler", "data"} & keys or "trainer_type" in found["train"]
@@ -105,6 +110,12 @@ def tool_of(path: Path, text: str) -> Tool:
     raise ValueError(
         f"{path} looks like a configuration of none of {', '.join(TOOLS)}; if it is one, say which with --from"
     )
+
+
+def _of_unirl(section: Mapping[str, Any]) -> bool:
+    """Whether a section, or a section in it, names a class of UniRL."""
+    inner = [held for held in section.values() if isinstance(held, dict)]
+    return any(str(held.get("_target_", "")).startswith("unirl.") for held in (section, *inner))
 
 
 def check_statements(path: Path, text: str) -> None:

@@ -97,6 +97,9 @@ def _above(base: str, keys: Mapping[str, Any], recipe: AnyRecipe) -> dict[str, A
     wanted["paper"] = had["paper"]
     if had["task"] != wanted["task"]:
         return None
+    if wanted["model"]["train"] == "full" and "lora" in wanted["model"]:
+        # The numbers of a LoRA have no effect, and a recipe that writes them is refused.
+        wanted["model"] = {**wanted["model"], "lora": had["model"]["lora"]}
     written = {"base": base, **_difference(keys, wanted, had)}
     try:
         same = plain(recipe_of_keys(base, merge(below, {k: v for k, v in written.items() if k != "base"}))) == wanted

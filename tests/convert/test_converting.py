@@ -3,7 +3,10 @@
 import copy
 import json
 import random
+import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -12,10 +15,17 @@ from flowgrpo.configs.load import load_recipe
 from flowgrpo.convert.converting import convert_file, recipe_name
 from flowgrpo.parts.choice import plain
 from tests.conftest import Command
-from tests.convert.samples_of_tools import BASE, CONFIGS, FLOW_FACTORY, TRL
+from tests.convert.samples_of_tools import BASE, CONFIGS, FLOW_FACTORY, TRL, UNIRL, VERL_OMNI
 
-FILES = {"base.py": BASE, "mine.py": CONFIGS, "factory.yaml": FLOW_FACTORY, "trl.yaml": TRL}
-SOURCES = ("mine.py:whole", "mine.py:fast", "factory.yaml", "trl.yaml")
+FILES = {
+    "base.py": BASE,
+    "mine.py": CONFIGS,
+    "factory.yaml": FLOW_FACTORY,
+    "trl.yaml": TRL,
+    "unirl.yaml": UNIRL,
+    "omni.sh": VERL_OMNI,
+}
+SOURCES = ("mine.py:whole", "mine.py:fast", "factory.yaml", "trl.yaml", "unirl.yaml", "omni.sh")
 FUNCTIONS = """
 def wonder(images, prompts, **columns):
     return [0.0] * len(prompts)
@@ -27,7 +37,7 @@ def nice(images, prompts, **columns):
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with the small configurations of the three tools."""
+    """A folder with the small configurations of the tools."""
     for name, text in FILES.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     return tmp_path
@@ -67,18 +77,26 @@ def test_plan_accepts_the_recipe(source: str, folder: Path, command: Command, mo
     assert "not checked" in output  # the model is a hub id
 
 
+def dotted(held: Any, name: str = "") -> Iterator[str]:
+    """The dotted keys of a mapping."""
+    if not isinstance(held, dict):
+        yield name
+        return
+    for key, value in held.items():
+        yield from dotted(value, f"{name}.{key}" if name else key)
+
+
 @pytest.mark.parametrize("source", SOURCES)
 def test_every_key_of_the_file_is_in_one_list(source: str, folder: Path) -> None:
     found = parted(convert_file(str(folder / source), gpus=8).lines)
     named = " ".join(line for lines in found.values() for line in lines)
     if source.startswith("mine"):
         keys = ["train.beta", "sample.sde_window_size", "reward_fn", "prompt_fn", "seed", "train.timestep_fraction"]
+    elif source == "omni.sh":
+        keys = re.findall(r"^ +[+']*([a-z_]+\.[\w.]+)=", VERL_OMNI, re.MULTILINE)
+        assert len(keys) == 40
     else:
-        keys = [
-            key if not isinstance(value, dict) else f"{key}.{inner}"
-            for key, value in yaml.safe_load(FILES[source]).items()
-            for inner in (value if isinstance(value, dict) else [""])
-        ]
+        keys = list(dotted(yaml.safe_load(FILES[source])))
     assert [key for key in keys if key not in named] == []
     assert list(found)[:2] == ["carried over:", "without effect here:"]
     assert list(found)[2] in ("not carried over:", "everything else was carried over")
@@ -175,11 +193,13 @@ def test_code_of_another_tool_is_never_named_in_a_recipe(folder: Path) -> None:
     [
         ("base: default\n", "a.yaml", "recipe of flowgrpo already"),
         ("sampler: {}\nrollout: {}\n", "a.yaml", "recipe of flowgrpo already"),
-        ("one: 1\n", "a.yaml", "none of flow-factory, flow_grpo, trl"),
+        ("one: 1\n", "a.yaml", "none of flow-factory, flow_grpo, trl, unirl, verl-omni"),
         ("[1, 2]", "a.json", "not a mapping"),
         ("{", "a.json", "not JSON"),
         ("x", "training_args.bin", "pickle"),
-        ("trl grpo --beta 0", "run.sh", "is a shell script, and convert reads configurations"),
+        ("trl grpo --beta 0", "run.sh", "is a shell script, and of these convert reads only those of verl-omni"),
+        ("python3 -m verl_omni.trainer.main_omni a.b=1", "run.sh", "which trains a language model that hears and sees"),
+        ("bash other.sh actor_rollout_ref.rollout.n=8", "run.sh", "has no command `python3 -m verl_omni.trainer"),
         ("a: &a [*a]", "a.yaml", "a.yaml"),
         ("[" * 200, "a.yaml", "levels deep"),
         ("1: 2\n", "a.yaml", "not text"),
@@ -203,7 +223,10 @@ def test_the_tool_can_be_said(tmp_path: Path) -> None:
 JUNK = (None, True, 0, -1, 1e30, -2.5, "", "x", "1e-3", [], {}, [1, 2], ["a", None], {"a": 1}, [[1]], 10**40)
 
 
-@pytest.mark.parametrize("source", ["factory.yaml", "trl.yaml"])
+JUNK_OF = {"factory.yaml": "flow-factory", "trl.yaml": "trl", "unirl.yaml": "unirl"}
+
+
+@pytest.mark.parametrize("source", JUNK_OF)
 def test_whatever_a_value_is_the_answer_is_a_recipe_or_a_message(source: str, folder: Path) -> None:
     chance = random.Random(5)
     given = yaml.safe_load(FILES[source])
@@ -217,7 +240,7 @@ def test_whatever_a_value_is_the_answer_is_a_recipe_or_a_message(source: str, fo
             place[chance.choice(list(place))] = chance.choice(JUNK)
         (folder / "junk.json").write_text(json.dumps(changed), encoding="utf-8")
         try:
-            convert_file(str(folder / "junk.json"), "trl" if source == "trl.yaml" else "flow-factory", gpus=2)
+            convert_file(str(folder / "junk.json"), JUNK_OF[source], gpus=2)
         except ValueError:
             refused += 1
     assert 0 < refused < 60
