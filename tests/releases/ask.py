@@ -19,9 +19,19 @@ from tests.releases.asked_models import MODELS
 from tests.releases.asked_schedules import SCHEDULES
 from tests.releases.asked_steps import STEPS_OF
 from tests.releases.asked_tokens import TOKENS
+from tests.releases.asked_tools import OF_TOOLS
 from tests.releases.asking import NUMBERS, Question, plain, taken
 
-QUESTIONS: dict[str, Question] = {**STEPS_OF, **SCHEDULES, **CREDIT, **LOSSES, **TOKENS, **MODELS, **BLOCK_MODELS}
+QUESTIONS: dict[str, Question] = {
+    **STEPS_OF,
+    **SCHEDULES,
+    **CREDIT,
+    **LOSSES,
+    **TOKENS,
+    **MODELS,
+    **BLOCK_MODELS,
+    **OF_TOOLS,
+}
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flowgrpo.core.advantages import group_advantages, multi_reward_advantages
+from flowgrpo.core.advantages import anchored_advantages, group_advantages, multi_reward_advantages
 from flowgrpo.core.neighbours import neighbour_log_ratio, quasi_norm
 from flowgrpo.core.process import turning_point_rewards
 from flowgrpo.core.surrogates import clip
@@ -21,6 +21,36 @@ def test_advantages_of_prompts_are_those_of_the_release(scale: str) -> None:
     rewards = torch.tensor(asked["rewards"], dtype=torch.float64)
     found = group_advantages(rewards, groups, scale=scale, ddof=0, eps=1e-4)
     torch.testing.assert_close(found, torch.tensor(asked["advantages"][scale], dtype=torch.float64), **ROUNDING)
+
+
+def advantages_of_tool(name: str) -> tuple[Tensor, list[int], dict[str, Tensor]]:
+    """The rewards that a tool was asked for, their groups, and its advantages by setting."""
+    asked = numbers(name)
+    groups = [ord(prompt) for prompt in asked["prompts"]]
+    return torch.tensor(asked["rewards"]), groups, {k: torch.tensor(v) for k, v in asked["advantages"].items()}
+
+
+def test_advantages_of_verl_omni_are_those_of_its_converted_scripts() -> None:
+    rewards, groups, expected = advantages_of_tool("verl_omni_advantages")
+    for scale, released in expected.items():
+        found = group_advantages(rewards, groups, scale=scale, ddof=1, eps=1e-4)
+        torch.testing.assert_close(found, released, **ROUNDING)
+
+
+def test_advantages_of_unirl_are_those_of_its_converted_files() -> None:
+    """UniRL adds 1e-8 to a group's variance, here to its deviation: they differ where all rewards are nearly equal."""
+    rewards, groups, expected = advantages_of_tool("unirl_advantages")
+    by_group = group_advantages(rewards, groups, scale="group", ddof=0, eps=1e-8)
+    by_all = group_advantages(rewards, groups, scale="batch", ddof=1, eps=1e-8)
+    torch.testing.assert_close(by_group, expected["group"], **ROUNDING)
+    torch.testing.assert_close(by_all, expected["batch"], **ROUNDING)
+    torch.testing.assert_close(group_advantages(rewards, groups, scale="none"), expected["none"], **ROUNDING)
+
+
+def test_advantages_of_unirl_with_all_answers_are_anchored_ones_with_no_weight_of_the_group() -> None:
+    rewards, groups, expected = advantages_of_tool("unirl_advantages")
+    found = anchored_advantages(rewards, groups, k=1e-9, eps=1e-8, ddof=1)
+    torch.testing.assert_close(found, expected["global"], **ROUNDING)
 
 
 def tree(asked: dict[str, Any], how: str) -> tuple[Tensor, Tensor]:

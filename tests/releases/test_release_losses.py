@@ -39,8 +39,9 @@ def gradient(value: Tensor, velocity: Tensor) -> Tensor:
     return torch.autograd.grad(value, velocity)[0]
 
 
-def test_negative_aware_fine_tuning_has_the_loss_of_the_release() -> None:
-    asked = numbers("diffusion_nft_loss")
+@pytest.mark.parametrize("name", ["diffusion_nft_loss", "unirl_nft_loss"])
+def test_negative_aware_fine_tuning_has_the_loss_of_the_release(name: str) -> None:
+    asked = numbers(name)
     rows, velocity = images(asked)
     loss = diffusion_nft(rows, beta=asked["beta"], bound=asked["bound"])[0].mean()
     assert loss.item() == pytest.approx(asked["loss"], rel=1e-6)

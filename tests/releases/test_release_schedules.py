@@ -5,14 +5,16 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
 from torch import Tensor, nn
 
+from flowgrpo.convert.verl_omni_methods import DECAYS
 from flowgrpo.core.forward_process import levels_to_draw
 from flowgrpo.samplers.kernels import Kernel
 from flowgrpo.samplers.plans import branch_plan, spine_plan
 from flowgrpo.samplers.rollout import RolloutRunner
 from flowgrpo.samplers.schedules import compress_tail, shifted_sigmas
-from flowgrpo.samplers.windows import decay, exp_decay, progressive
+from flowgrpo.samplers.windows import decay, exp_decay, progressive, subset
 from flowgrpo.training.losses.noise_levels import draw_steps
 from flowgrpo.weights.averages import Ema
 from tests.releases.comparing import numbers
@@ -24,6 +26,29 @@ def test_shifted_tables_are_those_of_the_release() -> None:
     asked = numbers("flux_levels")
     for table in asked["tables"]:
         assert shifted_sigmas(len(table) - 1, asked["shift"]) == pytest.approx(table, rel=1e-6)
+
+
+def test_tables_of_unirl_are_shifted_tables() -> None:
+    for asked in numbers("unirl_levels")["tables"]:
+        assert shifted_sigmas(asked["steps"], asked["shift"]) == pytest.approx(asked["sigmas"], rel=1e-6)
+
+
+def test_the_shift_of_klein_is_the_one_of_the_pipeline_that_a_converted_file_leaves_it_to() -> None:
+    asked = numbers("unirl_klein_levels")
+    assert [compute_empirical_mu(*place) for place in asked["grid"]] == pytest.approx(asked["mu"])
+
+
+def test_windows_of_unirl_move_as_those_of_its_converted_files() -> None:
+    """Their last window holds the last step. Here no window does, so the last one starts a step earlier."""
+    asked = numbers("unirl_windows")
+    found = [list(progressive(k, 10, 0, size=4, stride=3, interval=5)) for k in range(10)]
+    assert found == asked["slides"][:10]
+    assert list(progressive(10, 10, 0, size=4, stride=3, interval=5)) == [5, 6, 7, 8]
+    assert asked["slides"][10] == [6, 7, 8, 9]
+    assert asked["whole"] == [list(range(6))] * 2
+    theirs = {tuple(steps) for steps in asked["of_range"]}
+    assert {tuple(subset(k, 10, 0, size=3, interval=1, stop=5)) for k in range(200)} >= theirs
+    assert len(theirs) > 5
 
 
 def test_windows_move_as_in_the_release_until_the_end_of_the_schedule() -> None:
@@ -181,6 +206,14 @@ def test_the_two_averages_of_crd_rise_as_in_the_release() -> None:
     compared, sampling = decays(0.005, 0.999, count, first=0.25), decays(0.0075, 0.999, count, after=75)
     for name, found in (("compared", compared), ("sampling", sampling)):
         assert [found[n] for n in asked["updates"]] == pytest.approx(asked["decays"][name], abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", DECAYS)
+def test_the_old_policy_of_verl_omni_rises_as_that_of_its_converted_scripts(kind: str) -> None:
+    """By one optimizer step of an iteration; a converted script has the same numbers."""
+    asked, (flat, rise, most) = numbers("verl_omni_decays")[kind], DECAYS[kind]
+    found = decays(rise, most, 260, first=0.0 if flat else rise, after=max(flat - 1, 0)) if rise else [0.0] * 260
+    assert [found[n - 1] for n in range(1, 260, 7)] == pytest.approx(asked, abs=1e-6)
 
 
 def test_levels_are_drawn_from_the_ranges_of_the_release() -> None:

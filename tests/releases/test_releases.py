@@ -25,6 +25,8 @@ What is compared:
 - SDAR: the logits and the names of the weights, and the tokens that its sampler writes block after block without noise.
 - SPG: the loss and its gradient, with four estimates of bad answers, and how often a token is masked.
 - TraceRL: which tokens each pass masks and scores.
+- UniRL and verl-omni, whose configurations are converted: steps, advantages, tables, windows, the loss of DiffusionNFT,
+  and how the old policy's share rises.
 - Neighbor GRPO: noises, advantages and loss, of a second author; there is no code of the paper's authors.
 
 What cannot be compared:
@@ -63,6 +65,9 @@ def test_every_question_has_its_numbers_of_its_commit() -> None:
         ("g2rpo_steps", "flow_sde"),
         ("sage_grpo_steps", "sage"),
         ("euphonium_steps", "dance_sde"),
+        ("unirl_flow_steps", "flow_sde"),
+        ("unirl_dance_steps", "dance_sde"),
+        ("verl_omni_dance_steps", "dance_sde"),
     ],
 )
 def test_a_step_has_the_density_and_the_ratio_of_the_release(name: str, kernel: str) -> None:
