@@ -36,6 +36,11 @@ def method(conversion: Conversion, updates: int) -> None:
         ValueError: the loss has no counterpart here.
     """
     settings, mode = conversion.settings, loss_mode(conversion)
+    if settings.text(f"{MODEL}algorithm") == "dual_grpo":
+        raise ValueError(
+            f"{settings.place}: {MODEL}algorithm is dual_grpo, whose text encoder writes text before the image is "
+            "drawn, which has no counterpart here. Write flow_grpo in a copy of the script, and convert the copy"
+        )
     if mode not in METHODS:
         raise ValueError(
             f"{settings.place}: {LOSS}loss_mode is {named(mode)}, which has no counterpart here; these have one: "

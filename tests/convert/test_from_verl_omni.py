@@ -183,6 +183,8 @@ def test_several_rewards_have_their_weights(tmp_path: Path) -> None:
 def test_what_cannot_be_converted_is_refused(change: str, says: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=says):
         converted(tmp_path, change)
+    with pytest.raises(ValueError, match="whose text encoder writes text"):
+        converted(tmp_path, f"{LOSS}.loss_mode=flow_grpo", "actor_rollout_ref.model.algorithm=dual_grpo")
     with pytest.raises(ValueError, match="has another scale at every step"):
         converted(tmp_path, f"{LOSS}.loss_mode=grpo_guard", f"{ROLLOUT}.algo.sde_type=cps")
 
