@@ -67,7 +67,7 @@ def family_name(settings: ForeignSettings) -> str:
         parts = [key for key in ("diffusion", "ar") if any(name.startswith(f"{key}.") for name in settings.given)]
         what = (
             "it trains a language model that rewrites prompts together with an image model (prompt enhancement), and "
-            "a run here trains one model"
+            "a run here trains one of them: the language model with the reward `rendered`, or the image model"
             if len(parts) == 2
             else "it has no section `bundle`, which names the model"
         )
