@@ -177,6 +177,7 @@ def _print_counts(recipe: Recipe | MaskedRecipe) -> None:
         search_line,
     )
     from ..training.recipe_prompts import given_columns
+    from ..training.teachers import taught_lines
 
     expected, noun = forecast(recipe), "completion" if recipe.task == "masked" else "image"
     say(
@@ -192,6 +193,8 @@ def _print_counts(recipe: Recipe | MaskedRecipe) -> None:
         "on-policy"
     )
     say(_trained(recipe))
+    for taught in taught_lines(recipe):
+        say(taught)
     if (line := budget_line(recipe)) is not None:
         say(f"samples come {line}; the other numbers leave rounds out")
     if (line := scouts_line(recipe)) is not None:

@@ -13,13 +13,23 @@ from ..parts.section import Section
 from ..parts.traits import measured_distance, saying
 from .base_recipe import BaseRecipe
 from .rollouts import RolloutConfig, rollout_faults
-from .sections import EmaConfig, HeldOutConfig, LoraConfig, check_teachers_named, named_once
+from .sections import PROMPT, EmaConfig, HeldOutConfig, LoraConfig, check_teachers_named, named_once
 
 
 def _are_compared_with(recipe: Any, model: ModelConfig) -> list[str]:
     if not model.teachers or asking(recipe, "model.teachers"):
         return []
     return ["nothing here compares with model.teachers; add penalty taught, or leave model.teachers out"]
+
+
+def _reference_is_there(recipe: Any, model: ModelConfig) -> list[str]:
+    found = [k for k, teacher in enumerate(model.teachers) if teacher.weights == "reference"]
+    if not found or recipe.reference is not None:
+        return []
+    return [
+        f"model.teachers.{found[0]}.weights is reference, and the recipe has no section reference; write one, such as "
+        "reference: {decay: 0.99}, or weights: start"
+    ]
 
 
 LORA_TEACHERS = (
@@ -31,8 +41,8 @@ LORA_TEACHERS = (
 
 
 class TeacherConfig(Section):
-    """A frozen model with which penalty `taught` compares: the model of the run with another LoRA, another model with
-    the same inputs and latents, or the model of the run with another call.
+    """A model with which penalty `taught` compares: the model of the run with another LoRA, another model with the same
+    inputs and latents, or the model of the run itself with another call or another prompt.
     """
 
     name: str | None = Field(
@@ -56,6 +66,33 @@ class TeacherConfig(Section):
     call: dict[str, Any] = Field(
         default_factory=dict, description="Arguments that the teacher's call has in place of those in `model.call`."
     )
+    weights: Literal["start", "reference", "present"] = Field(
+        "start",
+        description="Without `lora` and `path`, which weights of the trained model teach it: `start` has those that "
+        "training begins from, `reference` the average of section `reference`, `present` those of now.",
+    )
+    template: str | None = Field(
+        None,
+        min_length=1,
+        description="What the teacher reads in place of the prompt, such as `{prompt}, in watercolours` or "
+        "`{detailed}`: `{prompt}` is the prompt, and another name in braces a column of the prompts.",
+    )
+    image: str | None = Field(
+        None,
+        min_length=1,
+        description="Column of the prompts with the picture that the teacher's call gets as `image`, or with a list "
+        "of them, in place of the prompt's own pictures.",
+    )
+
+    @field_validator("template")
+    @classmethod
+    def _says_more(cls, template: str | None) -> str | None:
+        if template is not None and template.strip() == PROMPT:
+            raise ValueError(
+                f"{template} is what the model reads itself; write more into it, such as a column in braces, or leave "
+                "template out"
+            )
+        return template
 
     @model_validator(mode="after")
     def _one_model(self) -> TeacherConfig:
@@ -64,18 +101,38 @@ class TeacherConfig(Section):
                 f"lora {self.lora} and path {self.path} are two models, and a teacher is one; leave one of them out, "
                 "or write two teachers"
             )
+        if not self.is_own and self.weights != "start":
+            raise ValueError(
+                f"weights {self.weights} are the trained model's, and {self.lora or self.path} has weights of its own; "
+                "leave one of them out"
+            )
+        if self.weights == "present" and not (self.knows_more or self.call):
+            raise ValueError(
+                "the present weights with the same prompt and the same call predict what the model predicts, and teach "
+                "nothing; write a template, an image or a call, or leave weights out"
+            )
         return self
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the teacher has weights of the trained model, of the start or later."""
+        return self.lora is None and self.path is None
 
     @property
     def is_base(self) -> bool:
         """Whether the teacher is the model that training begins from, maybe with another call."""
-        return self.lora is None and self.path is None
+        return self.is_own and self.weights == "start"
+
+    @property
+    def knows_more(self) -> bool:
+        """Whether the teacher reads or sees something else than the model."""
+        return self.template is not None or self.image is not None
 
 
 class ModelConfig(Section):
     """The model that is trained."""
 
-    needs = (_are_compared_with,)
+    needs = (_are_compared_with, _reference_is_there)
 
     path: str = Field("scenes", description="`scenes` (embedded), a diffusers pipeline folder, or a hub id.")
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
@@ -97,8 +154,8 @@ class ModelConfig(Section):
     )
     teachers: list[TeacherConfig] = Field(
         default_factory=list,
-        description="Frozen models with which penalty `taught` compares. Of several, each prompt names its own, in "
-        "column `teacher`.",
+        description="Models with which penalty `taught` compares. Of several, each prompt names its own, in column "
+        "`teacher`.",
     )
     variant: Literal["auto", "direct", "inject", "slice", "fast_forward", "relay"] = "auto"
     gradient_checkpointing: bool = False
@@ -232,7 +289,7 @@ class EvaluateConfig(HeldOutConfig):
 
 
 def _is_compared_with(recipe: Any, reference: ReferenceConfig) -> list[str]:
-    if saying(recipe, "compares"):
+    if saying(recipe, "compares") or any(teacher.weights == "reference" for teacher in recipe.model.teachers):
         return []
     return ["no part of this recipe compares with the reference; leave reference out, or add a penalty such as kl"]
 

@@ -24,6 +24,7 @@ from ..training.planning import (
     steps_of,
 )
 from ..training.prompt_embeddings import SPARE_EMBEDDINGS, kept_prompts, met_at_most
+from ..training.teachers import know_more
 from . import UTILISATION
 from .disk import on_disk
 from .memory import SHARDING, Shares, at_once, passing, resting, waiting
@@ -266,7 +267,9 @@ def _flops(recipe: Recipe, model: Model, expected: Forecast, share: int, turns: 
 
 def _cached_prompts(recipe: Recipe, train: int, heldout: int, gpus: int) -> int:
     """Largest number of prompts whose embeddings are kept for one GPU."""
-    templates, share = max(len(recipe.data.templates), 1), math.ceil(heldout / gpus)
+    # What a teacher reads of a prompt is kept beside the prompt.
+    templates = max(len(recipe.data.templates), 1) + know_more(recipe.model)
+    share = math.ceil(heldout / gpus)
     most, penalty = kept_prompts(recipe, heldout), learned(recipe)
     beside = 0 if penalty is None else _prompt_count(penalty["source"])[0]
     if recipe.model.release_text_encoders:

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 
 from ..configs.image_recipe import ModelConfig, TeacherConfig
 from ..configs.sections import LoraConfig
-from ..pipelines.architectures import appended_tokens, architecture_of, built, latent_shape
+from ..pipelines.architectures import Architecture, appended_tokens, architecture_of, built, latent_shape
 from ..pipelines.families import FAMILIES, Family, GuidedCalls
 from ..training.images.image_teachers import source_of
 from ..training.model_paths import DTYPES, call_arguments, model_folder
@@ -115,17 +115,23 @@ def model_of(
     # The embeddings of a call that encodes prompts in another way are kept beside the others.
     texts = sum({_encoding(family, {**call, **changes}, modes): with_changes(changes).texts
                  for changes in ({}, *others)}.values())  # fmt: skip
-    pictures = appended_tokens(architecture, call, shown)
-    beside = tuple((family.beside(call, architecture.inputs) | pictures).items())
+    beside = _beside(family, architecture, call, shown)
     adapter = config.lora.model_dump_json() if config.train == "lora" else None
     tokens = family.tokens(call) + int(architecture.inputs.get("read_tokens", 0))
     quantized = config.quantize is not None
-    denoiser = _denoiser(path, config.pipeline, config.dtype, adapter, latent, tokens, beside, quantized)
+
+    def denoiser_with(beside: tuple[tuple[str, int], ...]) -> _Denoiser:
+        return _denoiser(path, config.pipeline, config.dtype, adapter, latent, tokens, beside, quantized)
+
+    denoiser = denoiser_with(beside)
     vae, decoder = _decoder(path, config.dtype, latent, differentiates)
     calls = [with_changes(teacher.call) for teacher in config.teachers]
     wholes = {source: _whole(config, path, source, latent, tokens, beside) for source in _paths(config) if source}
     teachers = [None if source is None else wholes[source] for source in _paths(config)]
-    costs = [denoiser.evaluation if one is None else one.evaluation for one in teachers]
+    # A teacher that sees pictures reads them beside the state, also where the model sees none.
+    seeing = _beside(family, architecture, call, True)
+    own = [denoiser if teacher.image is None else denoiser_with(seeing) for teacher in config.teachers]
+    costs = [(mine if one is None else one).evaluation for one, mine in zip(teachers, own)]
     return Model(
         denoiser=architecture.experts * denoiser.bytes,
         vae=vae,
@@ -154,6 +160,13 @@ def model_of(
         decode_graph=decoder.graph,
         decoded_alone=family.decoded_alone,
     )
+
+
+def _beside(
+    family: Family, architecture: Architecture, call: Mapping[str, Any], shown: bool
+) -> tuple[tuple[str, int], ...]:
+    """What the denoiser reads beside a state, with a picture for each prompt or without."""
+    return tuple((family.beside(call, architecture.inputs) | appended_tokens(architecture, call, shown)).items())
 
 
 _OF_SIZE = ("height", "width", "num_frames", "frame_rate", "fps")

@@ -60,6 +60,7 @@ class Experience:
             first of `keys`.
         by_edges: whether the parts share the trained edges, and not the prompts.
         teachers: the name of each prompt's teacher; empty if there are no teachers.
+        contexts: P texts, what each prompt's teacher reads, with its pictures; empty if all read the prompts.
         beside: images of data, one for each of all P prompts; None if no penalty learns them.
         rows: what the data say of each prompt, for losses that ask the rewards.
         marks: name -> [N] values of the nodes that extensions leave for penalties.
@@ -76,6 +77,7 @@ class Experience:
     key: int | None = None
     by_edges: bool = False
     teachers: tuple[str, ...] = ()
+    contexts: tuple[str, ...] = ()
     beside: ImagesBeside | None = None
     rows: tuple[Any, ...] = ()
     scouted: tuple[Scouted, ...] = ()

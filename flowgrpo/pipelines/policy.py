@@ -28,7 +28,7 @@ from ..samplers.transitions import (
 )
 from ..weights.trained import TrainedWeights
 from .callers import OWN_TABLE
-from .capture import intercepting
+from .capture import ConditionedPrompt, intercepting
 from .denoiser import Denoiser
 from .experience import Experience, ImagesBeside, part_bounds
 from .placement import offload_of
@@ -64,6 +64,7 @@ class FlowPolicy:
         teachers: the names of the frozen teachers, each with the arguments that its call has in place of the
             denoiser's. A teacher that `weights` does not know is the model that training began from. A whole teacher
             of `weights` has denoisers of its own, and the rest of the pipeline is the denoiser's.
+        moving: the teachers that have trained weights: `reference`'s, or the `present` ones.
         pool: the steps of which any iteration may train some; by default all but the last.
 
     Attributes:
@@ -83,6 +84,7 @@ class FlowPolicy:
         reference_call: Mapping[str, Any] | None = None,
         pool: range | None = None,
         teachers: Mapping[str, Mapping[str, Any]] | None = None,
+        moving: Mapping[str, Literal["reference", "present"]] | None = None,
     ) -> None:
         self.denoiser, self.weights = denoiser, weights
         self.ratio, self.weight, self.pool = ratio, weight, pool
@@ -90,6 +92,7 @@ class FlowPolicy:
         self.store = to_host if store == "host" else None
         self.reference: Callable[[], AbstractContextManager[None]] = weights.reference
         self.reference_call, self.teachers = dict(reference_call or {}), dict(teachers or {})
+        self._moving = dict(moving or {})
         self.device = next(iter(weights.modules.values())).device
 
     def velocity_of(self, prompts: Sequence[str]) -> Velocity:
@@ -242,16 +245,26 @@ class FlowPolicy:
     @contextmanager
     def as_teacher(self, name: str) -> Iterator[None]:
         """A context in which this is the teacher of this name, with its weights and its call."""
-        with self.weights.teacher(name), self.denoiser.caller.called_with(self.teachers[name]):
+        with self._weights_of(name), self.denoiser.caller.called_with(self.teachers[name]):
             yield
 
-    def require_calls(self, prompts: Sequence[str]) -> None:
+    def _weights_of(self, name: str) -> AbstractContextManager[None]:
+        """A context with the weights of a teacher."""
+        moving = self._moving.get(name)
+        if moving is None:
+            return self.weights.teacher(name)
+        return self.reference() if moving == "reference" else nullcontext()
+
+    def require_calls(
+        self, prompts: Sequence[str], contexts: Mapping[str, Sequence[tuple[str, str]]] | None = None
+    ) -> None:
         """Refuse a call of the reference or of a teacher that cannot be replayed, or has states of another layout.
 
         Whole teachers are called with any call.
 
         Args:
             prompts: one or two texts.
+            contexts: of the teachers, prompts with what the teacher reads in their place; `prompts` if left out.
 
         Raises:
             ValueError: an argument is unknown, or changes the shape of the states or the noise levels; or a whole
@@ -261,14 +274,15 @@ class FlowPolicy:
         if self.reference_call:
             self._require_call("model.reference_call", self.reference_call, prompts)
         for k, (name, changes) in enumerate(self.teachers.items()):
-            key = f"model.teachers.{k}"
+            key, pairs = f"model.teachers.{k}", (contexts or {}).get(name, [(one, one) for one in prompts])
+            read, pictured = [one for _, one in pairs[:2]], any(_arguments(a) != _arguments(b) for a, b in pairs[:2])
             if name not in self.weights.whole_teachers:
-                if changes:
-                    self._require_call(f"{key}.call", changes, prompts)
+                if changes or pictured:
+                    self._require_call(f"{key}.{'image' if pictured else 'call'}", changes, read, pictured)
                 continue
             try:
                 with self.weights.teacher(name):
-                    self._require_call(key, changes, prompts)
+                    self._require_call(key, changes, read, pictured)
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:
@@ -278,7 +292,9 @@ class FlowPolicy:
                     "of model.path"
                 ) from error
 
-    def _require_call(self, key: str, changes: Mapping[str, Any], prompts: Sequence[str]) -> None:
+    def _require_call(
+        self, key: str, changes: Mapping[str, Any], prompts: Sequence[str], pictured: bool = False
+    ) -> None:
         own = self.denoiser
         call = {**own.caller.call, **changes}
         other = Denoiser(own.pipe, num_steps=own.num_steps, call=call, variant=own.variant, example=prompts[0])
@@ -288,6 +304,12 @@ class FlowPolicy:
                 f"{key} changes the states: they have shape {other.probe.latent_shape} and noise levels "
                 f"from {other.probe.sigmas[0]:g}, and with model.call alone shape {own.probe.latent_shape} and noise "
                 f"levels from {own.probe.sigmas[0]:g}; change only what leaves them as they are, such as guidance_scale"
+            )
+        if pictured and (other.replay.held.found or other.replay.recorder.pastes):
+            raise ValueError(
+                f"{key}: {type(own.pipe).__name__} makes the pictures a part of its samples, so a teacher that sees "
+                "others would be held to other samples; leave the pictures out, or use a pipeline whose denoiser reads "
+                "them beside the states"
             )
 
     def bind(self, plan: Plan, others: Mapping[int, float] | None = None) -> None:
@@ -359,7 +381,7 @@ class FlowPolicy:
             std=std,
             to_reference=partial(to_reference, self, transitions, replayed, velocity),
             to_guided=partial(to_guided, self, transitions, replayed, shift),
-            to_teacher=partial(to_teacher, self, experience, transitions, replayed, velocity),
+            to_teacher=partial(to_teacher, self, experience, transitions, replayed),
             scale=scale,
             to_data=partial(to_data, self, experience, transitions, replayed),
         )
@@ -380,6 +402,11 @@ class FlowPolicy:
             scales = [c.std * guard_weight(c) for c in trained]
             return coefficients.std * guard_weight(coefficients) / statistics.median(scales)
         return 1.0
+
+
+def _arguments(prompt: str) -> Any:
+    """What distinguishes the arguments of a prompt's own call; None if it has none."""
+    return prompt.mark if isinstance(prompt, ConditionedPrompt) and prompt.call else None
 
 
 def _counted(velocity: Velocity, plan: Plan, first: int, prompts: int, told: Told) -> Velocity:

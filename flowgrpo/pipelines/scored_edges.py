@@ -110,9 +110,7 @@ def to_reference(policy: FlowPolicy, transitions: Transitions, replayed: Replaye
     return (scale * (replayed.velocity - reference))[replayed.rows()]
 
 
-def to_teacher(
-    policy: FlowPolicy, experience: Experience, transitions: Transitions, replayed: ReplayedEdges, velocity: Velocity
-) -> Tensor:
+def to_teacher(policy: FlowPolicy, experience: Experience, transitions: Transitions, replayed: ReplayedEdges) -> Tensor:
     """[E, ...] the mean of each edge minus the mean of the teacher of its prompt, with gradients."""
     if not experience.teachers:
         raise ValueError(
@@ -122,6 +120,11 @@ def to_teacher(
     c, batch = transitions.coefficients, replayed.states
     x, owners = transitions.x[batch], transitions.prompt[batch]
     names = [experience.teachers[prompt] for prompt in owners]
+    contexts = experience.contexts or experience.prompts
+    if experience.contexts:
+        # What is encoded of the teachers' pictures is remembered beside what is encoded of the prompts' pictures.
+        policy.denoiser.caller.keep_encodings(len(experience.prompts) + len(contexts))
+    velocity = policy.velocity_of(contexts)
     taught = torch.empty_like(replayed.velocity)
     for name in dict.fromkeys(names):
         rows = [row for row, one in enumerate(names) if one == name]

@@ -10,6 +10,7 @@ from typing import Any
 from ..configs.reward_sections import RewardConfig
 from ..configs.schema import AnyRecipe, MaskedRecipe, Recipe, TextRecipe
 from ..parts.choice import value_at
+from ..parts.traits import rewarded
 from ..rewards.base import MissingDependency, Reward, RewardSpec
 from ..rewards.given import score_of
 from ..rewards.registry import outline, servers
@@ -186,8 +187,16 @@ def _repeats(found: Checked) -> None:
 
 def _moving_teacher(found: Checked) -> None:
     """Note a policy that teaches itself with its present weights, and that no reward holds."""
-    chosen = found.recipe.objective
-    if own_teacher(found.recipe) == PRESENT and chosen["others"] == "none" and not chosen["both"]:
+    recipe, chosen = found.recipe, found.recipe.objective
+    if isinstance(recipe, Recipe):
+        for k, teacher in enumerate(recipe.model.teachers):
+            if teacher.weights == "present" and not rewarded(recipe):
+                text = (
+                    f"model.teachers.{k} has the present weights, so each step moves the teacher too, and the two may "
+                    "drift away together; weights: start keeps the teacher as it is, and weights: reference slows it"
+                )
+                found.findings.append(Fault("note", text, f"model.teachers.{k}.weights"))
+    elif own_teacher(recipe) == PRESENT and chosen["others"] == "none" and not chosen["both"]:
         text = (
             "the policy teaches itself with its present weights, so each step moves its teacher too, and the two may "
             "drift away together; objective.frozen: true keeps the teacher as it is, and objective.ema slows it"

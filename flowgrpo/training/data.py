@@ -332,6 +332,36 @@ def templated(row: PromptRow, template: str, **fields: str) -> PromptRow:
     return worded(row, re.sub(rf"\{{({'|'.join([PROMPT[1:-1], *fields])})\}}", value, template))
 
 
+def fields_of(template: str) -> list[str]:
+    """What a template has in braces besides the prompt, each name once."""
+    return [name for name in dict.fromkeys(re.findall(r"\{(\w+)\}", template)) if name != PROMPT[1:-1]]
+
+
+def told_in(row: PromptRow, name: str, key: str) -> str:
+    """The text in a column of a prompt, which a template names; empty if the prompt has nothing there.
+
+    Args:
+        row: the prompt.
+        name: of the column.
+        key: what has the template, for messages.
+
+    Raises:
+        ValueError: the prompt has no such column, or what is there is no text.
+    """
+    place = row.place or f"{row.text!r:.80}"
+    if name not in row.columns:
+        raise ValueError(
+            f"{key}: the template has {{{name}}}, and {place} has no column {name!r}; add the column, or name another"
+        )
+    value = row.columns[name]
+    if isinstance(value, (list, dict)):
+        raise ValueError(
+            f"{key}: the template has {{{name}}}, and column {name!r} of {place} is {value!r:.80}; write the text that "
+            "the teacher reads"
+        )
+    return "" if value is None else str(value)
+
+
 def worded(row: PromptRow, text: str) -> PromptRow:
     """A prompt with another text; in a conversation, it is the text of the message that is answered."""
     if row.messages is None:

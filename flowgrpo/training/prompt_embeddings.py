@@ -10,6 +10,7 @@ from .data import Data, PromptRow, templated
 from .extensions.extension import has_hook
 from .images.images_beside import drawn, learned
 from .recipe_rounds import is_uneven
+from .teachers import checked_on, contexts_of, know_more
 
 SPARE_EMBEDDINGS = 64 * 2**20
 """Bytes of prompt embeddings that are on the accelerator; others wait in host memory.
@@ -26,7 +27,7 @@ def kept_prompts(recipe: Recipe, heldout: int) -> int | None:
     """
     if recipe.model.release_text_encoders or recipe.critic is not None:
         return None
-    beside = 0 if learned(recipe) is None else 1
+    beside = (learned(recipe) is not None) + know_more(recipe.model)
     return 2 * recipe.rollout.prompts * (max(len(recipe.data.templates), 1) + beside) + heldout + 1
 
 
@@ -50,10 +51,12 @@ def met_beside(recipe: Recipe, rows: Sequence[PromptRow]) -> list[PromptRow]:
 def met_prompts(recipe: Recipe, data: Data) -> list[PromptRow]:
     """The prompts that a run of images meets: of a long prompt file, only those that its iterations draw.
 
-    The first two prompts are always among them, because the replay is checked on them.
+    What teachers read of these prompts is among them.
+    The prompts on which the replay is checked are always among them.
     """
     rows, most = data.train.rows, met_at_most(recipe, len(data.train.rows))
     if most < len(rows):
-        rows = list({row.id: row for row in (*rows[:2], *data.train.take(0, most))}.values())
+        rows = list({row.id: row for row in (*checked_on(recipe.model, rows), *data.train.take(0, most))}.values())
     asked = [templated(row, template) for template in recipe.data.templates for row in rows]
-    return [*rows, *data.heldout, *asked, *met_beside(recipe, data.beside)]
+    taught = contexts_of(recipe.model, [*rows, *asked])
+    return [*rows, *data.heldout, *asked, *taught, *met_beside(recipe, data.beside)]

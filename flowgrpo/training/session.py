@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,7 +67,7 @@ from .reporting.reporter import Reporter
 from .reporting.tracking import Trackers
 from .stopping import Stop
 from .tasks import FlowTask, Task
-from .teachers import named
+from .teachers import checked_on, contexts_of, named, teachers_of
 from .text.checked_prompts import Note, check_answers, check_prompts
 from .text.text_policy import TextPolicy, check_positions
 from .text.text_task import TextTask
@@ -277,7 +277,7 @@ def load_flow_task(
             cache.encode([row.prompt])
         cache.release()
     doing("checking that the pipeline's own loop is reproduced")
-    shown = [row.prompt for row in data.train.rows[:2]]
+    shown = checked_on(recipe.model, data.train.rows)
     policy, sized = _policies(recipe, pipe, call, weights, shown)
     evaluator = Evaluator(recipe, policy, sized)
     if recipe.evaluate.call or steps_of(recipe) != steps_of(recipe, evaluation=True):
@@ -302,7 +302,7 @@ def load_flow_task(
     critic = None
     if recipe.critic is not None:
         critic = Critic(
-            recipe.critic, policy.denoiser.probe.latent_shape, cache.features, shown[0],
+            recipe.critic, policy.denoiser.probe.latent_shape, cache.features, shown[0].prompt,
             seed=recipe.run.seed, device=policy.device,
         )  # fmt: skip
     plan_for = planner(recipe, levels_of(recipe, policy.denoiser.probe.sigmas))
@@ -313,22 +313,30 @@ def load_flow_task(
 
 
 def _policies(
-    recipe: Recipe, pipe: Any, call: dict[str, Any], weights: TrainedWeights, shown: list[str], steps: int | None = None
+    recipe: Recipe,
+    pipe: Any,
+    call: dict[str, Any],
+    weights: TrainedWeights,
+    shown: Sequence[PromptRow],
+    steps: int | None = None,
 ) -> tuple[FlowPolicy, SizedPolicies]:
     """The policy of a call after the check of its replay, and the policies of the sizes of prompts.
 
     `steps` is the number of steps of a policy that only samples; without it, the policy has the steps that are trained.
     """
-    number = steps_of(recipe) if steps is None else steps
+    number, prompts = steps_of(recipe) if steps is None else steps, [row.prompt for row in shown[:2]]
+    contexts: dict[str, list[tuple[str, str]]] = {}
+    for name, row, known in zip(teachers_of(recipe.model, shown), shown, contexts_of(recipe.model, shown)):
+        contexts.setdefault(name, []).append((row.prompt, known.prompt))
 
     def checked_policy(size: Size | None = None) -> FlowPolicy:
         own = call if size is None else {**call, **dict(zip(SIDES, size))}
-        denoiser = Denoiser(pipe, num_steps=number, call=own, variant=recipe.model.variant, example=shown[0])
+        denoiser = Denoiser(pipe, num_steps=number, call=own, variant=recipe.model.variant, example=prompts[0])
         with torch.enable_grad():
-            denoiser.self_check(shown)
+            denoiser.self_check(prompts)
         made = flow_policy(recipe, denoiser, weights)
         if steps is None:
-            made.require_calls(shown)
+            made.require_calls(prompts, contexts)
         return made
 
     policy = checked_policy()
@@ -352,6 +360,11 @@ def flow_policy(recipe: Recipe, denoiser: Denoiser, weights: TrainedWeights) -> 
         teachers={
             name: with_pictures_read(teacher.call, f"model.teachers.{k}.call.")
             for k, (name, teacher) in enumerate(named(recipe.model.teachers).items())
+        },
+        moving={
+            name: teacher.weights
+            for name, teacher in named(recipe.model.teachers).items()
+            if teacher.weights != "start"
         },
     )
 

@@ -17,6 +17,7 @@ from ..core.addressing import address
 from ..parts.traits import differentiates
 from ..pipelines.experience import Experience, ImagesBeside, Scouted, join_experiences
 from ..pipelines.policy import FlowPolicy
+from ..pipelines.prompt_cache import encode_ahead
 from ..rewards.runner import RewardBatch, RewardSet
 from ..samplers.plans import Plan
 from ..samplers.transitions import Rollout, chunks_of
@@ -37,7 +38,7 @@ from .losses.reward_gradient import differentiated
 from .planning import budget_line, clip_bounds, forecast, levels_of, planner, scouts_line
 from .prompts.prompt_rows import Size
 from .reporting.clock import Clock
-from .teachers import teachers_of
+from .teachers import contexts_of, teachers_of
 
 LEAST_FIDELITY = 15.0
 """Decibels below which a given image has hardly come back."""
@@ -381,6 +382,8 @@ class FlowTask(PolicyTask):
         starts = () if by_edges else tuple(cuts)
         prompts = tuple(row.prompt for row in rows)
         teachers = teachers_of(recipe.model, rows)
+        contexts = tuple(row.prompt for row in contexts_of(recipe.model, rows))
+        encode_ahead(policy.denoiser.pipe, contexts)
         if self.critic is not None and recipe.sampler.guide is not None:
             guide = self.critic.guide(recipe.sampler.guide, prompts, plan)
         # The address of the iteration's first prompt is the same on every process.
@@ -413,6 +416,7 @@ class FlowTask(PolicyTask):
                 first,
                 by_edges,
                 teachers,
+                contexts,
                 beside,
                 rows=tuple(rows),
                 scouted=scouted,

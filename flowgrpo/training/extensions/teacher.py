@@ -12,7 +12,7 @@ from ...parts.needs import Need, needs, one_round
 from ...parts.traits import checks_prompts, offers
 from ..credit.combining import total_reward
 from ..credit.pooling import Batch
-from ..data import PromptRow, templated
+from ..data import PromptRow, fields_of, templated, told_in
 from ..distributed.processes import Processes
 from ..reporting.clock import Clock
 from .measured import MeasuredSamples
@@ -21,7 +21,7 @@ from .rules import once
 
 def _knows_more(recipe: Any, choice: Choice) -> list[str]:
     template = choice["template"]
-    if "{prompt}" in template and named_in(template):
+    if "{prompt}" in template and fields_of(template):
         return []
     return [
         f"extension teacher: template is {template!r:.80}, and a teacher sees the prompt and more; write {{prompt}}, "
@@ -37,7 +37,7 @@ def _matches(recipe: Any, choice: Choice) -> list[str]:
         re.compile(pattern)
     except re.error as error:
         return [f"extension teacher: without is {pattern!r:.80}, which is no regular expression: {error}"]
-    if SOLUTION in named_in(choice["template"]):
+    if SOLUTION in fields_of(choice["template"]):
         return []
     return ["extension teacher: without shortens solutions, and template has no {solution}; leave without out"]
 
@@ -45,17 +45,12 @@ def _matches(recipe: Any, choice: Choice) -> list[str]:
 SOLUTION, FEEDBACK = "solution", "feedback"
 
 
-def named_in(template: str) -> list[str]:
-    """What a template has in braces besides the prompt: the names of columns, `solution`, `feedback`."""
-    return [name for name in dict.fromkeys(re.findall(r"\{(\w+)\}", template)) if name != "prompt"]
-
-
 def _told_enough(choice: Choice, rows: Sequence[PromptRow]) -> None:
     """Raise ValueError if a training prompt lacks a column of the template, or has nothing for the teacher."""
-    names = named_in(choice["template"])
+    names = fields_of(choice["template"])
     columns = [name for name in names if name not in (SOLUTION, FEEDBACK)]
     for row in rows:
-        told = [column_of(row, name) for name in columns]
+        told = [told_in(row, name, "extension teacher") for name in columns]
         if columns == names and not any(told):
             raise ValueError(
                 f"extension teacher: {_place(row)} has nothing in {' or '.join(map(repr, columns))}, so the "
@@ -89,12 +84,12 @@ class Teacher(MeasuredSamples):
 
     def __init__(self, *, template: str, success: float = 0.5, failed: bool = True, without: str | None = None) -> None:
         self.template, self.success, self.failed, self.without = template, success, failed, without
-        self.names = named_in(template)
+        self.names = fields_of(template)
 
     @staticmethod
     def teaches_all(choice: Choice) -> bool:
         """Whether every completion has a teacher, whatever its rewards are: the template has columns alone."""
-        return not choice.get("failed", True) and not {SOLUTION, FEEDBACK}.intersection(named_in(choice["template"]))
+        return not choice.get("failed", True) and not {SOLUTION, FEEDBACK}.intersection(fields_of(choice["template"]))
 
     def begin(self, task: Any, processes: Processes, clock: Clock) -> None:
         """Take the model, which turns templates into tokens."""
@@ -122,33 +117,13 @@ class Teacher(MeasuredSamples):
     def _context(self, row: PromptRow, solution: str, feedback: str) -> list[int] | None:
         """Ids of what the teacher sees; None if the template has nothing for a completion."""
         given = {SOLUTION: solution, FEEDBACK: feedback}
-        told = {name: given[name] if name in given else column_of(row, name) for name in self.names}
+        told = {name: given[name] if name in given else told_in(row, name, "extension teacher") for name in self.names}
         words = {name: self.language.words(text) for name, text in told.items()}
         if not any(words.values()):
             return None
         known = templated(row, self.template, **words)
         found: list[int] = self.language.encode(known.text, known.messages, known.pictures)
         return found
-
-
-def column_of(row: PromptRow, name: str) -> str:
-    """The text in a column of a prompt, for a teacher.
-
-    Raises:
-        ValueError: the prompt has no such column, or what is there is no text.
-    """
-    if name not in row.columns:
-        raise ValueError(
-            f"extension teacher: the template has {{{name}}}, and {_place(row)} has no column {name!r}; add the "
-            "column, or name another"
-        )
-    value = row.columns[name]
-    if isinstance(value, (list, dict)):
-        raise ValueError(
-            f"extension teacher: the template has {{{name}}}, and column {name!r} of {_place(row)} is {value!r:.80}; "
-            "write the text that the teacher reads"
-        )
-    return "" if value is None else str(value)
 
 
 def _place(row: PromptRow) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from ...configs.image_recipe import TeacherConfig
 from ...configs.schema import AnyRecipe, MaskedRecipe, Recipe
 from ...configs.yaml_text import Dumper
 from ...parts.traits import compares_rewards, offered, rewarded
@@ -133,8 +134,10 @@ def _source(recipe: AnyRecipe) -> str:
 def _teachers(recipe: AnyRecipe) -> list[str]:
     """The names of the other models that teach, without the folders of this machine."""
     teachers = () if isinstance(recipe, MaskedRecipe) else recipe.model.teachers
-    # A teacher of a pipeline without weights of its own is the base with another call.
-    paths = [teacher.path or getattr(teacher, "lora", None) or recipe.model.path for teacher in teachers]
+    # A teacher of a pipeline without weights of its own is the base with another call. One that knows more is named
+    # by `own_teacher`.
+    others = [one for one in teachers if not (isinstance(one, TeacherConfig) and one.is_own and one.knows_more)]
+    paths = [teacher.path or getattr(teacher, "lora", None) or recipe.model.path for teacher in others]
     return list(dict.fromkeys(plain_line(base_model(path)[0]) for path in paths))
 
 

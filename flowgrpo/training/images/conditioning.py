@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ...configs.prompt_source import prompt_source
 from ...configs.schema import Recipe
 from ...pipelines.arguments import FURTHER, PICTURES, Parameters, accepts, needs_picture
 from ...pipelines.pictures import Picture
 from ...weights.pipeline_folders import pipeline_class
 from ..data import IMAGE, Data, PromptRow, with_conditions, with_pictures
+from ..teachers import COLUMN, named
 from .images_beside import learned
 
 MOST = 5
@@ -50,12 +53,15 @@ def take_pictures(data: Data, recipe: Recipe, call: Mapping[str, Any], parameter
         ValueError: a picture is missing or cannot be read, the pipeline needs a picture and there is none, or pictures
             of different sizes would give the samples different sizes.
     """
+    taught = _shown_to_teachers(data.train.rows, recipe, call, parameters)
     if not any(name in parameters for name in PICTURES):
         return
     data.train.rows = illustrated(data.train.rows, recipe.data.train, call, parameters)
     if recipe.data.heldout:
         shown = {**call, **recipe.evaluate.call}
         data.heldout = illustrated(data.heldout, recipe.data.heldout, shown, parameters)
+    if taught:
+        data.train.rows = [replace(row, teaching=taught.get(row.id)) for row in data.train.rows]
     penalty = learned(recipe)
     if penalty is not None:
         data.beside = illustrated(data.beside, penalty["source"], call, parameters)
@@ -69,6 +75,47 @@ def take_pictures(data: Data, recipe: Recipe, call: Mapping[str, Any], parameter
         )
     if not any(accepts(parameters, name) for name in ("height", "width")):
         _refuse_other_shapes(deciding)
+
+
+def _shown_to_teachers(
+    rows: Sequence[PromptRow], recipe: Recipe, call: Mapping[str, Any], parameters: Parameters
+) -> dict[int, Any]:
+    """The pictures that teachers see in place of the prompts' own, by the number of the prompt in its file."""
+    source, found = recipe.data.train, {}
+    for k, (name, teacher) in enumerate(named(recipe.model.teachers).items()):
+        if teacher.image is None:
+            continue
+        key = f"model.teachers.{k}.image"
+        if IMAGE not in parameters:
+            raise ValueError(
+                f"{key} is {teacher.image}, and the pipeline takes no picture; leave it out and write a template, or "
+                f"use a pipeline whose call has `{IMAGE}`"
+            )
+        if teacher.image == (prompt_source(source).image or IMAGE):
+            raise ValueError(
+                f"{key} is {teacher.image}, and the model sees the pictures of this column itself; give the teacher's "
+                "pictures a column of another name"
+            )
+        own = [row for row in rows if len(recipe.model.teachers) == 1 or row.columns.get(COLUMN) == name]
+        missing = [
+            f"model.call.{side}" for side in ("height", "width") if side in parameters and call.get(side) is None
+        ]
+        if missing and any(row.size is None for row in own):
+            raise ValueError(
+                f"{key}: without {' and '.join(missing)}, the pictures of the teacher would set the size of its "
+                f"states; set {' and '.join(missing)}"
+            )
+        shown = with_pictures(
+            [replace(row, pictures=None) for row in own], str(replace(prompt_source(source), image=teacher.image))
+        )
+        for row in shown:
+            if row.pictures is None:
+                raise ValueError(
+                    f"{key}: {row.place or source} has no picture in column {teacher.image!r}; give it one"
+                )
+            _refuse_several(row, parameters, "write one path")
+            found[row.id] = row.pictures
+    return found
 
 
 def _refuse_other_shapes(rows: Sequence[PromptRow]) -> None:
@@ -135,14 +182,19 @@ def illustrated(
             "prompts"
         )
     several = next((row for row in rows if isinstance(row.pictures, tuple)), None)
-    if several is not None and _takes_one(parameters[IMAGE], parameters):
-        write = "write one path" if source is not None else "give one --image"
-        count = len(several.shown)
-        raise ValueError(
-            f"{several.place or 'the prompt'}: {count} picture{'s' * (count > 1)} in a list, but this pipeline takes "
-            f"one picture; {write}"
-        )
+    if several is not None:
+        _refuse_several(several, parameters, "write one path" if source is not None else "give one --image")
     return rows
+
+
+def _refuse_several(row: PromptRow, parameters: Parameters, mend: str) -> None:
+    """Refuse a list of pictures for a pipeline that takes a single picture."""
+    if isinstance(row.pictures, tuple) and _takes_one(parameters[IMAGE], parameters):
+        count = len(row.shown)
+        raise ValueError(
+            f"{row.place or 'the prompt'}: {count} picture{'s' * (count > 1)} in a list, but this pipeline takes one "
+            f"picture; {mend}"
+        )
 
 
 def _refuse_black_masks(rows: Sequence[PromptRow]) -> None:

@@ -85,7 +85,7 @@ def check_teacher_weights(found: Checked, recipe: Recipe) -> None:
     student = Path(found.folder) if Path(found.folder, INDEX).is_file() and "model" not in found.faulty else None
     for number, teacher in enumerate(recipe.model.teachers):
         place = f"model.teachers.{number}"
-        key = place if teacher.is_base else f"{place}.{'lora' if teacher.path is None else 'path'}"
+        key = place if teacher.is_own else f"{place}.{'lora' if teacher.path is None else 'path'}"
         source = found.attempt(key, source_of, teacher, place)
         if isinstance(source, StartAdapter) and recipe.model.train == "full":
             text = f"{key} {teacher.path} is a run of a LoRA, and {LORA_TEACHERS}"

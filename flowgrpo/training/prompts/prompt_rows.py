@@ -64,6 +64,7 @@ class PromptRow:
         size: the size of the images of this prompt; None for the size of the pipeline's call.
         given: pictures or videos that stand in the place of samples; see `with_given`.
         conditions: further pictures for the pipeline, by the argument of its call; see `with_conditions`.
+        teaching: the pictures that the prompt's teacher sees in place of `pictures`; None if it sees these.
     """
 
     id: int
@@ -75,6 +76,7 @@ class PromptRow:
     size: Size | None = None
     given: tuple[GivenImage, ...] = ()
     conditions: Mapping[str, Picture] = field(default_factory=dict)
+    teaching: Picture | tuple[Picture, ...] | None = None
 
     @property
     def prompt(self) -> str:

@@ -225,10 +225,31 @@ def _unseen(
     return [p for p in all_prompts(FRESH_FRAMES) if p.skill == skill]
 
 
+def note_of(phrase: str) -> str:
+    """A phrase as a note, in a language that no model was built with: its words backwards, with commas between them."""
+    return ", ".join(word for word in reversed(phrase.split()) if word not in ("a", "an", "and"))
+
+
+def notes(heldout: bool, seed: int = 0) -> list[dict[str, Any]]:
+    """Prompts that are notes, with the phrase of each in column `detailed`; no note is in both sets.
+
+    Args:
+        heldout: which of the two sets.
+        seed: draws the notes of the skills that have more than `PER_SKILL`.
+    """
+    rng, name = np.random.default_rng([seed, 3, heldout]), "heldout" if heldout else "train"
+    phrases = [ScenePrompt(phrase, skill, items) for skill, phrase, items in _phrases()]
+    own = [p for p in phrases if is_heldout(note_of(p.text)) == heldout]
+    chosen = [_drawn([p for p in own if p.skill == skill], PER_SKILL[name], rng) for skill in SKILLS]
+    return [{**p.as_record(), "prompt": note_of(p.text), "detailed": p.text} for p in _in_turn(chosen)]
+
+
 def write_prompt_files(folder: Path) -> None:
-    """Write `train.jsonl`, `heldout.jsonl` and `test.jsonl` to `folder`; see `shipped`."""
-    for name, prompts in shipped().items():
-        lines = "".join(json.dumps(p.as_record()) + "\n" for p in prompts)
+    """Write `train.jsonl`, `heldout.jsonl`, `test.jsonl` (see `shipped`), `notes.jsonl` and `notes_heldout.jsonl`."""
+    files = {name: [p.as_record() for p in prompts] for name, prompts in shipped().items()}
+    files |= {"notes": notes(heldout=False), "notes_heldout": notes(heldout=True)}
+    for name, records in files.items():
+        lines = "".join(json.dumps(record) + "\n" for record in records)
         (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
 
 
