@@ -33,7 +33,7 @@ from flowgrpo.core import forward_process as forward
 from flowgrpo.pipelines import policy, scored_edges
 from flowgrpo.rewards import relative, win_rate
 from flowgrpo.samplers import kernels, plans, schedules, solvers, transitions, windows
-from flowgrpo.training import anchor, planning
+from flowgrpo.training import anchor, planning, teachers
 from flowgrpo.training.credit import step_credits
 from flowgrpo.training.extensions import novelty, suspects
 from flowgrpo.training.images import critic, images_beside, scouting
@@ -253,6 +253,14 @@ METHODS = (
         "not here. With `of: velocity` and a window of one late step it is the loss of DanceOPD (2606.27377). The "
         "embedded form has one teacher, the model with guidance.",
         (penalties.taught,),
+    ),
+    Method(
+        "D-OPSD", "2605.05204", ("d_opsd",),
+        "We could not read the code of the paper's authors. The recipe follows the project's page, reports of the "
+        "paper and the names of its runs: 4 steps, a batch of 4, a learning rate of 1e-4 and an average of decay "
+        "0.9999. The teacher's picture goes into the pipeline's own call, as with FLUX.2 klein. In the embedded form "
+        "the teacher has the weights of the start, and reads other words.",
+        (teachers.contexts_of, scored_edges.to_teacher),
     ),
     Method(
         "FDFO", "2603.12893", ("fdfo",),

@@ -209,6 +209,18 @@ def test_teachers_of_a_paper_may_be_missing_and_own_teachers_may_not() -> None:
         plan("diffusion_opd@published", "model.teachers=[{lora: mine}]")
 
 
+def test_a_plan_says_what_teachers_are_and_what_they_read() -> None:
+    own = "a teacher says how it would take each trained step: the model itself, with "
+    assert f"{own}an average of its weights (decay 0.99); it reads '{{detailed}}'\n" in plan("d_opsd")
+    start = plan("d_opsd", "model.teachers=[{template: '{detailed}!'}]", "reference=null")
+    assert f"{own}the weights of the start; it reads '{{detailed}}!'\n" in start
+    assert "note:" not in start
+    present = plan("d_opsd", "model.teachers=[{template: '{detailed}', weights: present}]", "reference=null")
+    assert f"{own}its present weights; it reads '{{detailed}}'\n" in present
+    assert "note: model.teachers.0 has the present weights, so each step moves the teacher too" in present
+    assert f"{own}the weights of the start; it is called with guidance_scale 1.8\n" in plan("diffusion_opd")
+
+
 def test_images_of_a_paper_may_be_missing_and_own_images_may_not() -> None:
     said = "no prompt file 'videos/metadata.jsonl' (in "
     assert f"needed: {said}" in plan("ddrl@published")

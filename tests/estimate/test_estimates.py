@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from flowgrpo.configs.image_recipe import ModelConfig
+from flowgrpo.configs.image_recipe import ModelConfig, TeacherConfig
 from flowgrpo.configs.layers import machine_of
 from flowgrpo.configs.load import load_image_recipe
 from flowgrpo.configs.schema import Recipe
@@ -244,6 +244,28 @@ def test_a_teacher_is_evaluated_with_its_call_and_its_lora_is_in_memory(tmp_path
     # The guided call has two texts more.
     assert found.resting["prompt embeddings"] == 3 * plain.resting["prompt embeddings"]
     assert of(model={"teachers": [{"call": guided}]}, **visited).resting["teachers"] == 0
+
+
+def test_what_a_teacher_reads_is_kept_beside_the_prompts(monkeypatch: pytest.MonkeyPatch):
+    """With the encoders in memory, the contexts of two iterations are kept."""
+    visited: dict[str, Any] = {"penalties": [{"name": "taught", "weight": 1.0}]}
+    plain, model = of(model={"teachers": [{}]}, **visited), model_of(recipe().model)
+    found = of(model={"teachers": [{"template": "a large {prompt}"}]}, **visited)
+    assert found.flops == plain.flops
+    kept = found.resting["prompt embeddings"] - plain.resting["prompt embeddings"]
+    assert kept == 2 * 8 * model.prompt_bytes
+
+
+def test_a_teacher_that_sees_pictures_reads_their_tokens():
+    path, call = "black-forest-labs/FLUX.2-klein-4B", {"height": 512, "width": 512}
+
+    def ratio(**teacher: Any) -> float:
+        config = ModelConfig(path=path, dtype="bfloat16", call=call, teachers=[TeacherConfig(**teacher)])
+        return model_of(config).teacher_branches
+
+    assert ratio() == 1.0
+    # 1024 tokens of the state and 512 of the text, and 4096 more of a picture of a million pixels.
+    assert 3.6 < ratio(image="target") < 5.0
 
 
 def test_the_image_beside_a_prompt_is_one_state_more_in_each_call():

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from flowgrpo.configs.load import load_recipe
+from flowgrpo.configs.load import load_image_recipe, load_recipe
 from flowgrpo.configs.schema import AnyRecipe
 from flowgrpo.inference.exporting import add_card
 from flowgrpo.training.folder.model_card import (
@@ -158,6 +158,18 @@ def test_a_card_says_who_taught_and_whether_rewards_did() -> None:
     given = card_text(text(*distilled, form), [], facts)
     assert "what its teachers predict for samples that the data give by flowgrpo" in given
     assert "teach" not in card_text(text(), [], facts)
+
+
+def test_a_card_says_that_a_model_of_images_taught_itself() -> None:
+    card = card_text(load_image_recipe("d_opsd"), [], LORA)
+    assert "It was trained on what the model itself predicts when it knows more by flowgrpo." in card
+    assert "| teacher | the model itself, with an average of its weights (decay 0.99) |" in card
+    assert "| teachers |" not in card
+    assert "- distillation\n" in card
+    both = "model.teachers=[{name: a, path: owner/other}, {name: b, template: '{detailed}'}]"
+    mixed = card_text(load_image_recipe("d_opsd", [both, "reference=null"]), [], LORA)
+    assert "| teachers | owner/other |" in mixed
+    assert "| teacher | the model itself, with the weights of the start |" in mixed
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers import StableDiffusion3Pipeline
 
 from flowgrpo.bench.measures import Silent
-from flowgrpo.configs.load import RecipeError, load_recipe
-from flowgrpo.pipelines.conformance.conditioned import picture
+from flowgrpo.configs.load import RecipeError, dump_recipe, load_recipe
+from flowgrpo.pipelines.conformance.conditioned import mask, picture
 from flowgrpo.pipelines.conformance.conform import TINY
+from flowgrpo.pipelines.conformance.images import sd3_parts
+from flowgrpo.pipelines.conformance.tiny import Tiny
 from flowgrpo.training.checking import check
 from flowgrpo.training.data import Data, PromptStream, read_prompts
 from flowgrpo.training.folder.run_folder import RunFolder
@@ -21,6 +24,9 @@ from flowgrpo.training.prompt_embeddings import kept_prompts, met_prompts
 from flowgrpo.training.session import Session
 from flowgrpo.training.trainer import Trainer
 from tests.parts.own_parts import same_when_resumed
+from tests.training import test_sharding
+from tests.training.test_inpainting import CALL, KIND
+from tests.training.test_processes import Runs, printed, require_equal, run_all, statuses
 
 SMALL = (
     "rollout={prompts: 2, group: 2, batch: 4}", "sampler.steps=4", "rewards=[{name: jpeg_compressibility}]",
@@ -159,6 +165,47 @@ def test_what_teachers_read_is_encoded_before_the_text_encoders_go(tmp_path: Pat
     assert with_teacher - without == 2 * 24
 
 
+# -- several processes ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def runs(random_pipeline: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """The same run in one process and in two, of a LoRA and of all weights, which two processes cut into shards."""
+    folder = tmp_path_factory.mktemp("taught")
+    rows = [("a star", "a red star", "near"), ("a ring", "two rings", "far"), ("a cross", "a blue cross", "near")]
+    prompts = prompts_in(folder, [{"prompt": a, "detailed": b, "teacher": c} for a, b, c in rows])
+    detailed = "template: '{detailed}', weights: reference"
+    words = words_of(
+        random_pipeline, prompts, "reference", f"model.teachers=[{{name: near, {detailed}}}, {{name: far}}]",
+        "rollout={prompts: 3, group: 2, batch: 2, decode_batch: 2}",
+        "optimizer={eps: 0.01, learning_rate: 0.5, weight_decay: 0.0, ema: {decay: 0.5, every: 1}}",
+        "run={iterations: 2, checkpoint_every: 1, sample_every: 1, seed: 0}",
+    )  # fmt: skip
+    found, jobs = Runs(logs=folder), list[dict[str, Any]]()
+    for train, environment in (("lora", {}), ("full", test_sharding.FSDP)):
+        (folder / f"{train}.yaml").write_text(dump_recipe(load_recipe("d_opsd", [*words, f"model.train={train}"])))
+        for count in (1, 2):
+            name = f"{train}-{count}"
+            made = {1: found.one, 2: found.two}[count]
+            made[train] = folder / name
+            command = ["train", str(folder / f"{train}.yaml"), "--out", str(folder / name)]
+            jobs.append(
+                {"words": command, "log": name, "count": count, "environment": environment if count > 1 else {}}
+            )
+    run_all(jobs, folder)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("train", ["lora", "full"])
+def test_two_processes_give_the_run_of_one(train: str, runs: Runs) -> None:
+    """One process has prompts of both teachers, and the other has prompts of one of them."""
+    assert statuses(runs, f"{train}-1") == [0], printed(runs, f"{train}-1", 0)
+    assert statuses(runs, f"{train}-2") == [0, 0], printed(runs, f"{train}-2", 0) + printed(runs, f"{train}-2", 1)
+    same = require_equal if train == "lora" else test_sharding.require_equal
+    same(runs.two[train], runs.one[train])
+
+
 # -- pictures ------------------------------------------------------------------------------------------------------
 
 
@@ -170,8 +217,8 @@ def klein(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pictured(folder: Path, key: str = "target") -> Path:
-    picture().save(folder / "a.png")
-    picture().rotate(90).save(folder / "b.png")
+    picture().resize((64, 64)).save(folder / "a.png")
+    picture().rotate(90).resize((96, 64)).save(folder / "b.png")
     return prompts_in(folder, [{"prompt": "a cup", key: "a.png"}, {"prompt": "a star", key: ["b.png", "a.png"]}])
 
 
@@ -193,7 +240,7 @@ def test_a_teacher_sees_pictures_that_the_model_does_not_see(klein: Path, tmp_pa
     assert all(type(text) is str for text in e.prompts)
     shown = {str(text): text.call["image"] for text in e.contexts}  # type: ignore[attr-defined]
     assert len(shown["a star"]) == 2
-    assert shown["a cup"].size == picture().size
+    assert shown["a cup"].size == (64, 64)
     found = distances(trainer)
     assert min(value for values in found.values() for value in values) > 1e-5
     same_when_resumed("d_opsd", words, tmp_path)
@@ -209,6 +256,24 @@ def test_a_picture_must_not_set_the_size_of_the_states(klein: Path, tmp_path: Pa
     assert "model.teachers.0.image is image, and the model sees the pictures of this column itself" in fault
     [fault] = check(load_recipe("d_opsd", [*own, "model.teachers=[{image: other}]", "reference=null"])).texts("fault")
     assert "there is no column 'other'" in fault
+
+
+@pytest.mark.slow
+def test_pictures_that_become_part_of_the_samples_are_refused(tmp_path: Path) -> None:
+    """The states of the model hold its own picture where the mask is black, and a teacher would hold another there."""
+    Tiny(lambda: StableDiffusion3Pipeline(**sd3_parts(16))).fresh().save_pretrained(tmp_path / "model")
+    picture().save(tmp_path / "a.png")
+    mask().save(tmp_path / "mask.png")
+    picture().rotate(90).save(tmp_path / "b.png")
+    row = {"image": "a.png", "mask_image": "mask.png", "target": "b.png"}
+    prompts = prompts_in(tmp_path, [{"prompt": text, **row} for text in ("a cup", "a star")])
+    words = seeing(tmp_path / "model", prompts, CALL, f"model.pipeline={KIND}")
+    recipe = load_recipe("d_opsd", words)
+    check(recipe).require()
+    with pytest.raises(
+        ValueError, match=r"teachers\.0\.image: StableDiffusion3InpaintPipeline makes the pictures a part"
+    ):
+        Session(recipe, RunFolder.create(tmp_path / "run", "")).trainer(Silent())
 
 
 def test_a_pipeline_that_takes_no_picture_has_no_teacher_that_sees(tmp_path: Path) -> None:

@@ -95,6 +95,15 @@ def test_the_shipped_files_are_what_the_code_writes(tmp_path: Path):
         assert (folder / f"{name}.jsonl").read_text(encoding="utf-8") == text
         records[name] = [json.loads(line) for line in text.splitlines()]
     assert {name: len(rows) for name, rows in records.items()} == {"train": 1069, "heldout": 301, "test": 301}
+    notes = {}
+    for name in ("notes", "notes_heldout"):
+        text = (tmp_path / f"{name}.jsonl").read_text(encoding="utf-8")
+        assert (folder / f"{name}.jsonl").read_text(encoding="utf-8") == text
+        notes[name] = [json.loads(line) for line in text.splitlines()]
+        assert {record["tag"] for record in notes[name]} == set(SKILLS)
+        assert all(record["prompt"] == f"- {record['detailed']}" for record in notes[name])
+    assert {name: len(rows) for name, rows in notes.items()} == {"notes": 421, "notes_heldout": 129}
+    assert len({record["prompt"] for rows in notes.values() for record in rows}) == 421 + 129
     texts = {record["prompt"] for rows in records.values() for record in rows}
     assert len(texts) == 1069 + 301 + 301
     assert all({record["tag"] for record in rows} == set(SKILLS) for rows in records.values())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -44,6 +45,10 @@ FRESH_FRAMES = (
 )
 """Frames of the test prompts of a skill of which training and held-out prompts have every wording. The words are those
 of `FRAMES`, but the models were built without these frames."""
+STYLED = ("single_object", "two_object", "counting", "position")
+"""Skills of which prompts may name no colour."""
+READ = 10
+"""Most words of a prompt that the embedded model reads."""
 OPPOSITE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
 HELDOUT_SHARE = 0.25
 PER_SKILL = {"train": 240, "heldout": 70}
@@ -225,29 +230,44 @@ def _unseen(
     return [p for p in all_prompts(FRESH_FRAMES) if p.skill == skill]
 
 
-def note_of(phrase: str) -> str:
-    """A phrase as a note, in a language that no model was built with: its words backwards, with commas between them."""
-    return ", ".join(word for word in reversed(phrase.split()) if word not in ("a", "an", "and"))
+def styled(heldout: bool, colour: str = "red") -> list[dict[str, Any]]:
+    """Prompts that name no colour, and in column `detailed` the same prompts with every shape in one colour.
 
-
-def notes(heldout: bool, seed: int = 0) -> list[dict[str, Any]]:
-    """Prompts that are notes, with the phrase of each in column `detailed`; no note is in both sets.
+    `include` asks for this colour, as `detailed` does. So the verifier says how well a model keeps to a style of which
+    its prompt says nothing. Held-out prompts have phrases that no training prompt has.
 
     Args:
         heldout: which of the two sets.
-        seed: draws the notes of the skills that have more than `PER_SKILL`.
+        colour: of the style.
     """
-    rng, name = np.random.default_rng([seed, 3, heldout]), "heldout" if heldout else "train"
-    phrases = [ScenePrompt(phrase, skill, items) for skill, phrase, items in _phrases()]
-    own = [p for p in phrases if is_heldout(note_of(p.text)) == heldout]
-    chosen = [_drawn([p for p in own if p.skill == skill], PER_SKILL[name], rng) for skill in SKILLS]
-    return [{**p.as_record(), "prompt": note_of(p.text), "detailed": p.text} for p in _in_turn(chosen)]
+    chosen: dict[str, list[dict[str, Any]]] = {skill: [] for skill in STYLED}
+    for skill, phrase, items in _phrases():
+        if skill not in STYLED or any(item.colour for item in items) or is_heldout(phrase) != heldout:
+            continue
+        detailed = phrase
+        for shape in SHAPES:
+            detailed = re.sub(
+                rf"\ban? (?={shape}\b)|\b(?={shape}(?:es|s)\b)", lambda m: _before(m[0], colour), detailed
+            )
+        coloured = tuple(replace(item, colour=colour) for item in items)
+        for frame in FRAMES:
+            told = frame.format(detailed)
+            if len(told.split()) <= READ:
+                record = ScenePrompt(frame.format(phrase), skill, coloured).as_record()
+                chosen[skill].append({**record, "detailed": told})
+    rng = np.random.default_rng([0, 3, heldout])
+    rows = itertools.zip_longest(*([own[k] for k in rng.permutation(len(own))] for own in chosen.values()))
+    return [record for rank in rows for record in rank if record is not None]
+
+
+def _before(article: str, colour: str) -> str:
+    return f"{'an' if colour[0] in 'aeiou' else 'a'} {colour} " if article else f"{colour} "
 
 
 def write_prompt_files(folder: Path) -> None:
-    """Write `train.jsonl`, `heldout.jsonl`, `test.jsonl` (see `shipped`), `notes.jsonl` and `notes_heldout.jsonl`."""
+    """Write `train.jsonl`, `heldout.jsonl`, `test.jsonl` (see `shipped`), `style.jsonl` and `style_heldout.jsonl`."""
     files = {name: [p.as_record() for p in prompts] for name, prompts in shipped().items()}
-    files |= {"notes": notes(heldout=False), "notes_heldout": notes(heldout=True)}
+    files |= {"style": styled(heldout=False), "style_heldout": styled(heldout=True)}
     for name, records in files.items():
         lines = "".join(json.dumps(record) + "\n" for record in records)
         (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
