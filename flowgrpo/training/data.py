@@ -49,7 +49,8 @@ def read_prompts(source: str, fetch: bool = True) -> list[PromptRow]:
 
     A data set is a folder that `save_to_disk` has written, a folder like a repository of the hub, or `hub:OWNER/NAME`.
     After a `?`, the source may say more, see `configs.prompt_source`. The embedded sets are `train`, `heldout`, `test`
-    and `pairs` of `scenes` and `arithmetic`, such as `scenes:train`; `pairs` are given samples.
+    and `pairs` of `scenes` and `arithmetic`, such as `scenes:train`; `pairs` are given samples. `scenes` also has
+    `style` and `style_heldout`, whose column `detailed` says more than the prompt.
 
     All formats but `.txt` need a column `prompt`, or the column that the source names. Without it, one of `OTHER_NAMES`
     is the prompt, or else the messages with which the conversations `chosen` and `rejected` begin. Capitals do not

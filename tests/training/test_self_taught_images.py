@@ -174,10 +174,12 @@ def runs(random_pipeline: Path, tmp_path_factory: pytest.TempPathFactory) -> Run
     folder = tmp_path_factory.mktemp("taught")
     rows = [("a star", "a red star", "near"), ("a ring", "two rings", "far"), ("a cross", "a blue cross", "near")]
     prompts = prompts_in(folder, [{"prompt": a, "detailed": b, "teacher": c} for a, b, c in rows])
+    level = folder / "level.py"
+    level.write_text("def level(images, **columns):\n    return images.mean(dim=(1, 2, 3)).tolist()\n")
     detailed = "template: '{detailed}', weights: reference"
     words = words_of(
         random_pipeline, prompts, "reference", f"model.teachers=[{{name: near, {detailed}}}, {{name: far}}]",
-        "rollout={prompts: 3, group: 2, batch: 2, decode_batch: 2}",
+        "rollout={prompts: 3, group: 2, batch: 2, decode_batch: 2}", f"rewards=[{{name: '{level}:level'}}]",
         "optimizer={eps: 0.01, learning_rate: 0.5, weight_decay: 0.0, ema: {decay: 0.5, every: 1}}",
         "run={iterations: 2, checkpoint_every: 1, sample_every: 1, seed: 0}",
     )  # fmt: skip

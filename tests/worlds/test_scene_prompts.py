@@ -3,6 +3,7 @@
 import itertools
 import json
 from collections import Counter
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from flowgrpo.worlds.scenes.scene_prompts import (
     read_items,
     shipped,
     split,
+    styled,
     write_prompt_files,
 )
 
@@ -95,21 +97,35 @@ def test_the_shipped_files_are_what_the_code_writes(tmp_path: Path):
         assert (folder / f"{name}.jsonl").read_text(encoding="utf-8") == text
         records[name] = [json.loads(line) for line in text.splitlines()]
     assert {name: len(rows) for name, rows in records.items()} == {"train": 1069, "heldout": 301, "test": 301}
-    notes = {}
-    for name in ("notes", "notes_heldout"):
+    styles: dict[str, list[dict[str, Any]]] = {}
+    for name in ("style", "style_heldout"):
         text = (tmp_path / f"{name}.jsonl").read_text(encoding="utf-8")
         assert (folder / f"{name}.jsonl").read_text(encoding="utf-8") == text
-        notes[name] = [json.loads(line) for line in text.splitlines()]
-        assert {record["tag"] for record in notes[name]} == set(SKILLS)
-        assert all(record["prompt"] == f"- {record['detailed']}" for record in notes[name])
-    assert {name: len(rows) for name, rows in notes.items()} == {"notes": 421, "notes_heldout": 129}
-    assert len({record["prompt"] for rows in notes.values() for record in rows}) == 421 + 129
+        styles[name] = [json.loads(line) for line in text.splitlines()]
+    assert {name: len(rows) for name, rows in styles.items()} == {"style": 517, "style_heldout": 163}
+    assert len({record["prompt"] for rows in styles.values() for record in rows}) == 517 + 163
     texts = {record["prompt"] for rows in records.values() for record in rows}
     assert len(texts) == 1069 + 301 + 301
     assert all({record["tag"] for record in rows} == set(SKILLS) for rows in records.values())
     known = {prompt.text: prompt for prompt in [*WORLD, *all_prompts(FRESH_FRAMES)]}
     for record in [*records["heldout"], *records["test"]]:
         assert read_items(record["include"]) == known[record["prompt"]].items
+
+
+def test_a_style_is_said_in_a_column_alone():
+    """The detailed prompt is a wording of the world, or one of it with colours, and asks for what `include` has."""
+    train, held = styled(heldout=False), styled(heldout=True)
+    known = {prompt.text: prompt.items for prompt in WORLD}
+    for record in (*train, *held):
+        items = known[record["prompt"]]
+        assert {item.colour for item in items} == {None}
+        assert read_items(record["include"]) == tuple(replace(item, colour="red") for item in items)
+        assert record["detailed"].replace(" red", "") == record["prompt"]
+        assert record["detailed"].count(" red") + record["detailed"].startswith("red") == len(items)
+    scenes = [{meaning(read_items(record["include"])) for record in rows} for rows in (train, held)]
+    assert len(scenes[1]) > 20
+    orange = styled(heldout=False, colour="orange")
+    assert orange[0]["detailed"].replace("an orange ", "a ").replace("orange ", "") == orange[0]["prompt"]
 
 
 def test_test_prompts_ask_for_what_no_choice_was_made_on():
