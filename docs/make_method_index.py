@@ -259,7 +259,7 @@ METHODS = (
         "We could not read the code of the paper's authors. The recipe follows the project's page, reports of the "
         "paper and the names of its runs: 4 steps, a batch of 4, a learning rate of 1e-4 and an average of decay "
         "0.9999. The teacher's picture goes into the pipeline's own call, as with FLUX.2 klein. In the embedded form "
-        "the teacher has the weights of the start, and reads other words.",
+        "the teacher reads other words, and the average has a decay of 0.99.",
         (teachers.contexts_of, scored_edges.to_teacher),
     ),
     Method(
