@@ -102,8 +102,8 @@ def test_the_shipped_files_are_what_the_code_writes(tmp_path: Path):
         text = (tmp_path / f"{name}.jsonl").read_text(encoding="utf-8")
         assert (folder / f"{name}.jsonl").read_text(encoding="utf-8") == text
         styles[name] = [json.loads(line) for line in text.splitlines()]
-    assert {name: len(rows) for name, rows in styles.items()} == {"style": 517, "style_heldout": 163}
-    assert len({record["prompt"] for rows in styles.values() for record in rows}) == 517 + 163
+    assert {name: len(rows) for name, rows in styles.items()} == {"style": 467, "style_heldout": 162}
+    assert len({record["prompt"] for rows in styles.values() for record in rows}) == 467 + 162
     texts = {record["prompt"] for rows in records.values() for record in rows}
     assert len(texts) == 1069 + 301 + 301
     assert all({record["tag"] for record in rows} == set(SKILLS) for rows in records.values())

@@ -234,13 +234,14 @@ def styled(heldout: bool, colour: str = "red") -> list[dict[str, Any]]:
     """Prompts that name no colour, and in column `detailed` the same prompts with every shape in one colour.
 
     `include` asks for this colour, as `detailed` does. So the verifier says how well a model keeps to a style of which
-    its prompt says nothing. Held-out prompts have phrases that no training prompt has.
+    its prompt says nothing. Held-out prompts have phrases that no training prompt has. No prompt is in the test set.
 
     Args:
         heldout: which of the two sets.
         colour: of the style.
     """
     chosen: dict[str, list[dict[str, Any]]] = {skill: [] for skill in STYLED}
+    tested = {prompt.text for prompt in shipped()["test"]}
     for skill, phrase, items in _phrases():
         if skill not in STYLED or any(item.colour for item in items) or is_heldout(phrase) != heldout:
             continue
@@ -252,8 +253,8 @@ def styled(heldout: bool, colour: str = "red") -> list[dict[str, Any]]:
         coloured = tuple(replace(item, colour=colour) for item in items)
         for frame in FRAMES:
             told = frame.format(detailed)
-            if len(told.split()) <= READ:
-                record = ScenePrompt(frame.format(phrase), skill, coloured).as_record()
+            if len(told.split()) <= READ and (text := frame.format(phrase)) not in tested:
+                record = ScenePrompt(text, skill, coloured).as_record()
                 chosen[skill].append({**record, "detailed": told})
     rng = np.random.default_rng([0, 3, heldout])
     rows = itertools.zip_longest(*([own[k] for k in rng.permutation(len(own))] for own in chosen.values()))
