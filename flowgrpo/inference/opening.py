@@ -329,6 +329,17 @@ def check_prompts(
         illustrated(list(rows), source, call, parameters)
 
 
+def check_call(model: str, recipe: Recipe) -> None:
+    """Refuse arguments that the call of a model does not take, before it loads; see `open_images`.
+
+    Raises:
+        ValueError: an argument is wrong, or the pipeline is not there.
+    """
+    own = Path(model) / "pipeline"
+    given = model if not is_run(model) else str(own) if own.is_dir() else recipe.model.path
+    _check_call(model_folder(given), recipe)
+
+
 def _check_call(folder: str, recipe: Recipe) -> None:
     """Refuse arguments that the pipeline's call does not take, before the pipeline loads."""
     parameters = call_parameters(folder, recipe.model.pipeline)

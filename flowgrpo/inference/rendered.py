@@ -17,13 +17,12 @@ from torch import Tensor
 
 from ..core.addressing import address
 from ..rewards.backbones.sharing import borrow
-from ..rewards.base import Scores
+from ..rewards.base import FROM_RUN, RESERVED, Reward, Scores
 from ..rewards.inputs import Inputs
 from ..rewards.text.extraction import final_answer
 from ..rewards.within import check_inner, inner_reward, inner_servers, score_within, signature_of
 from ..training.images.evaluator import Evaluator
-from ..training.model_paths import model_folder
-from .opening import image_recipe, is_run, open_images
+from .opening import check_call, image_recipe, is_run, open_images
 
 FIXED = ("model.release_text_encoders=false",)
 """Every call brings new prompts, so text encoders stay."""
@@ -35,6 +34,7 @@ MAY_CHANGE = (
 PROMPTS_KEPT = 1024
 """How many encoded prompts are kept while they need more memory than `SPARE_EMBEDDINGS`."""
 THOUGHT = "</think>"
+NOISE_KEY = "noise_key"
 SHARED_NOISE = 20_260_102
 
 Asked = tuple[str, int]
@@ -59,6 +59,9 @@ class Rendered:
     Several rewards of one run with the same `model` and `set` share the pipeline. If `count`, `column` and `plain` are
     the same too, they also share the images.
 
+    A reward that compares whole groups compares the images that begin with the same noise: image k of each completion
+    with image k of the others.
+
     Args:
         reward: name of the reward of images, `path/to/file.py:name` or `package.module:name`, as for any reward.
         reward_options: options of the reward.
@@ -69,7 +72,7 @@ class Rendered:
             evaluations, and any other pipeline as by `flowgrpo sample`.
         column: the column with the words by which r judges; the prompt of the language model if left out.
         plain: also make images of these words themselves, from the same noises. Sub-score `plain` is their score, and
-            `gain` what the completion has above it.
+            `gain` what the completion has above it. Not with a reward that compares whole groups.
 
     Raises:
         ValueError: the reward cannot be made, the model makes no images, or an option is wrong.
@@ -91,15 +94,18 @@ class Rendered:
     ) -> None:
         _check(self.name, model, count, set, column, plain)
         self.reward = inner_reward(self.name, "reward", reward, reward_options)
-        self.remote, self.count, self.column, self.plain = self.reward.remote, count, column, plain
+        _check_reward(self.name, self.reward, plain)
+        self.remote, self.whole_group = self.reward.remote, self.reward.whole_group
+        self.count, self.column, self.plain = count, column, plain
         self._painter = borrow(("rendered", model, tuple(set)), lambda: _Painter(model, set))
-        needed = [name for name in self.reward.needed if name not in ("images", "prompts")]
-        if column is not None:
-            needed.append(column)
-        signature = signature_of("completions", "prompts", *needed)
+        needed = [name for name in self.reward.needed if name not in ("images", "prompts", NOISE_KEY)]
+        groups = ["groups"] if self.whole_group else []
+        signature = signature_of("completions", "prompts", *groups, *needed, *([] if column is None else [column]))
         *named, others = signature.parameters.values()
-        told = inspect.Parameter("noise_key", inspect.Parameter.KEYWORD_ONLY, default=None)
-        self.__signature__ = signature.replace(parameters=[*named, told, others])
+        # A run gives these columns only to a reward that names them.
+        optional = dict.fromkeys([NOISE_KEY, *(name for name in self.reward.optional if name in FROM_RUN)])
+        told = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in optional]
+        self.__signature__ = signature.replace(parameters=[*named, *told, others])
 
     @staticmethod
     def check_options(name: str, options: Mapping[str, Any]) -> None:
@@ -108,11 +114,12 @@ class Rendered:
         Raises:
             ValueError: the reward's name or one of its options is wrong, or another option is.
         """
-        check_inner(name, "reward", options["reward"], options.get("reward_options"))
+        reward = check_inner(name, "reward", options["reward"], options.get("reward_options"))
         _check(
             name, options["model"], options.get("count", 1), options.get("set", ()), options.get("column"),
             options.get("plain", False),
         )  # fmt: skip
+        _check_reward(name, reward, options.get("plain", False))
 
     @staticmethod
     def served_at(options: Mapping[str, Any]) -> list[str]:
@@ -149,6 +156,7 @@ class Rendered:
         asked = asked if self.plain else asked[:1]
         keep = self._painter.shared or self.remote
         images = self._painter.value.images([one for part in asked for one in part], keep)
+        columns[NOISE_KEY] = keys
         scored = [self._scored(part, wanted, columns, groups) for part in images.chunk(len(asked))]
         if not self.plain:
             return Scores(scored[0])
@@ -167,12 +175,14 @@ class Rendered:
         self, images: Tensor, wanted: Sequence[str], columns: Mapping[str, Any], groups: Sequence[int] | None
     ) -> Tensor:
         """[B] means of the reward over the images of each of B prompts."""
-        owners = [row for row in range(len(wanted)) for _ in range(self.count)]
+        rows = range(len(wanted))
+        owners = [row for row in rows for _ in range(self.count)]
         inputs = Inputs(
             images,
             [wanted[row] for row in owners],
             {name: [column[row] for row in owners] for name, column in columns.items()},
-            None if groups is None else [groups[row] for row in owners],
+            # Images that begin with different noises differ by more than the words.
+            None if groups is None else [groups[row] * self.count + k for row in rows for k in range(self.count)],
         )
         values = torch.as_tensor(score_within(self.reward, inputs, "reward").values)
         return values.view(len(wanted), self.count).nanmean(1)
@@ -250,13 +260,32 @@ def _check(name: str, model: Any, count: Any, changes: Any, column: Any, plain: 
             raise ValueError(f"{name}: set has {change!r}; it may change {', '.join(MAY_CHANGE)}")
     if not isinstance(column, str | None):
         raise ValueError(f"{name}: column is {column!r}; give the name of a column of the prompt file")
+    if column in ("", *RESERVED, *FROM_RUN):
+        raise ValueError(
+            f"{name}: column is {column!r}, and no prompt file has such a column; name the column with the words of "
+            "a prompt, or leave column out for the prompts themselves"
+        )
     if not isinstance(plain, bool):
         raise ValueError(f"{name}: plain is {plain!r}; give true or false")
     try:
-        image_recipe(model, [*changes, *FIXED])
-        if not is_run(model):
-            model_folder(model)
+        recipe = image_recipe(model, [*changes, *FIXED])
+        if is_run(model) and not any((Path(model) / one).is_dir() for one in ("lora", "pipeline")):
+            raise ValueError(f"{model} has no trained weights yet; finish it with `flowgrpo resume {model}`")
+        check_call(model, recipe)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
-    if is_run(model) and not any((Path(model) / one).is_dir() for one in ("lora", "pipeline")):
-        raise ValueError(f"{name}: {model} has no trained weights yet; finish it with `flowgrpo resume {model}`")
+
+
+def _check_reward(name: str, reward: Reward, plain: bool) -> None:
+    """Refuse another reward that cannot score the images, as far as its signature shows.
+
+    Raises:
+        ValueError: it scores no images, or `plain` is set and it compares whole groups.
+    """
+    if "completions" in reward.needed or not reward.takes("images"):
+        raise ValueError(f"{name}: the reward {reward.name!r} scores no images; choose a reward that takes `images`")
+    if plain and reward.whole_group:
+        raise ValueError(
+            f"{name}: plain is true, but {reward.name!r} compares the images of a group, and the images of the words "
+            "themselves are alike in a group; leave plain out, or choose a reward that scores each image by itself"
+        )

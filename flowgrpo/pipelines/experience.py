@@ -128,11 +128,17 @@ class Experience:
         """None: images are not cut into parts."""
 
     def given(self) -> dict[str, list[Any]]:
-        """Of given images, the place of each among the images of its prompt and their number; else nothing."""
+        """Name -> L values that rewards get beside the columns of the prompts.
+
+        Of texts, the key of each text's prompt. Of given samples, the place of each among the samples of its prompt,
+        and their number.
+        """
+        texts = not isinstance(self.samples, Tensor)
+        own = {"noise_key": [self.keys[prompt] for prompt in self.rollout.leaf_prompt.tolist()]} if texts else {}
         if not self.plan.given:
-            return {}
+            return own
         places = self.rollout.root[self.rollout.leaf].tolist()
-        return {"given_place": places, "given_places": [self.plan.roots] * len(places)}
+        return {**own, "given_place": places, "given_places": [self.plan.roots] * len(places)}
 
     def record(self) -> dict[str, float]:
         """The number of states that the denoiser evaluated, with those of scouts."""

@@ -28,14 +28,17 @@ def inner_reward(outer: str, option: str, name: Any, options: Any) -> Reward:
     return _inner(build, outer, option, name, options)
 
 
-def check_inner(outer: str, option: str, name: Any, options: Any) -> None:
+def check_inner(outer: str, option: str, name: Any, options: Any) -> Reward:
     """Refuse a wrong name or wrong options of an inner reward, without making it; see `inner_reward`.
+
+    Returns:
+        The outline of the reward, see `registry.outline`.
 
     Raises:
         ValueError: the name or an option is wrong.
         MissingDependency: the reward needs a package that is not installed.
     """
-    _inner(outline, outer, option, name, options)
+    return _inner(outline, outer, option, name, options)
 
 
 def inner_servers(name: Any, options: Any) -> list[str]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..configs.prompt_source import HUB, prompt_source
-from ..configs.schema import AnyRecipe, Recipe, TextRecipe
+from ..configs.schema import AnyRecipe, MaskedRecipe, Recipe, TextRecipe
 from ..configs.sections import SPLITS
 from ..parts.choice import Choice
 from ..parts.traits import offering, saying, trained
@@ -120,6 +120,8 @@ def columns_of_run(recipe: AnyRecipe, evaluation: bool = False) -> tuple[str, ..
     """The names of the columns that a run, or its evaluation, gives to rewards, see `Collected.given`."""
     # An evaluation samples.
     own = OF_GIVEN if given_columns(recipe) and not evaluation else ()
+    if isinstance(recipe, MaskedRecipe):
+        return (*own, "noise_key")
     if not isinstance(recipe, TextRecipe):
         return own
     return (*OF_TEXT, *own) if recipe.parts is None else (*OF_TEXT, *own, "parts")

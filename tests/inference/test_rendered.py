@@ -28,10 +28,15 @@ ASKED: dict[str, Any] = {
 
 @pytest.fixture
 def looks(tmp_path: Path) -> str:
-    """Two rewards of images in a file: one sees the images, the other one what they should show."""
+    """Rewards of images in a file."""
     file = tmp_path / "looks.py"
     file.write_text(
         "def red(images, prompts):\n    return images[:, 0].mean(dim=(1, 2))\n"
+        "def cut(images, prompts, truncated=None):\n    return [0.0 if truncated is None else 1.0] * len(prompts)\n"
+        "def keys(images, prompts, noise_key):\n    return [float(key) for key in noise_key]\n"
+        "class Apart:\n"
+        "    whole_group = True\n"
+        "    def __call__(self, images, prompts):\n        return [float(len(prompts))] * len(prompts)\n"
         "def words(images, prompts, letters):\n    return [float(len(p) + n) for p, n in zip(prompts, letters)]\n"
     )
     return str(file)
@@ -93,6 +98,36 @@ def test_the_other_reward_judges_by_what_was_asked_for(random_pipeline: Path, lo
         RewardSet([RewardSpec("rendered", options=judge)]).score(ASKED["completions"], ASKED["prompts"])
 
 
+def test_a_reward_of_whole_groups_compares_images_of_one_noise(random_pipeline: Path, looks: str) -> None:
+    own = options(looks, random_pipeline, count=3)
+    asked = ASKED["completions"], ["circle"] * 3
+    # A reward that takes no group ids is called with one group at a time: three completions and one noise.
+    apart = RewardSet([RewardSpec("rendered", options={**own, "reward": f"{looks}:Apart"})])
+    assert apart.score(*asked, groups=[4, 4, 4]).values[:, 0].tolist() == [3.0] * 3
+    with pytest.raises(ValueError, match="reward 'rendered' compares whole groups: pass `groups`"):
+        apart.score(*asked)
+    apart.close()
+    judge = {"reward": "win_rate", "reward_options": {"judge": f"{looks}:red"}}
+    judged = RewardSet([RewardSpec("rendered", options={**own, **judge})])
+    found = judged.score(*asked, {"noise_key": [7] * 3}, [4] * 3).values[:, 0].tolist()
+    judged.close()
+    noises = [address(SHARED_NOISE, 7, k) for k in range(3)]
+    texts = [text for text in asked[0][:2] for _ in range(3)]
+    images = redness(model_images(str(random_pipeline), texts, noises * 2, SHORT))
+    wins = sum(images[k] > images[3 + k] for k in range(3)) / 3
+    # The first and the last completion are equal, so they tie.
+    assert found == pytest.approx([(wins + 0.5) / 2, 1 - wins, (wins + 0.5) / 2])
+
+
+def test_the_other_reward_gets_the_columns_of_a_run_that_it_names(random_pipeline: Path, looks: str) -> None:
+    columns = {"noise_key": [3, 3, 4], "truncated": [True, False, False]}
+    for name, expected in {"cut": [1.0, 1.0, 1.0], "keys": [3.0, 3.0, 4.0]}.items():
+        own = {**options(looks, random_pipeline), "reward": f"{looks}:{name}"}
+        several = RewardSet([RewardSpec("rendered", options=own)])
+        assert several.score(ASKED["completions"], ASKED["prompts"], columns).values[:, 0].tolist() == expected
+        several.close()
+
+
 def test_rewards_share_the_images_and_repeated_prompts_are_made_once(
     random_pipeline: Path, looks: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,6 +174,15 @@ def test_rewards_share_the_images_and_repeated_prompts_are_made_once(
         ({"set": ["evaluate.stepz=2"]}, "rendered: set has 'evaluate.stepz=2'; it may change evaluate.steps, "),
         ({"set": ["sampler.kernel=mine.py:kernel"]}, "rendered: set has 'sampler.kernel=mine.py:kernel'"),
         ({"set": ["evaluate.steps=0"]}, "rendered: (.|\n)*evaluate.steps"),
+        ({"set": ["model.call.heigth=64"]}, "rendered: model.call.heigth: .* did you mean 'height'"),
+        ({"column": "prompts"}, "rendered: column is 'prompts', and no prompt file has such a column"),
+        ({"column": "truncated"}, "rendered: column is 'truncated', and no prompt file has such a column"),
+        ({"column": ""}, "rendered: column is '', and no prompt file has such a column"),
+        ({"reward": "math"}, "rendered: the reward 'math' scores no images; choose a reward that takes `images`"),
+        (
+            {"reward": "win_rate", "reward_options": {"judge": "gold"}, "plain": True},
+            "rendered: plain is true, but 'win_rate' compares the images of a group",
+        ),
         ({"column": 3}, "rendered: column is 3; give the name of a column of the prompt file"),
         ({"plain": "yes"}, "rendered: plain is 'yes'; give true or false"),
         ({"reward": "nothing"}, "rendered: the reward 'nothing' for `reward` cannot be made"),
