@@ -115,11 +115,13 @@ def image_recipe(model: str, overrides: Iterable[str] = ()) -> Recipe:
             trains.
     """
     if is_run(model):
+        # Overrides for images have no place in a recipe of text, and the schema would refuse them first.
+        if not isinstance(recipe_of_run(model, (), rewards=False), Recipe):
+            raise ValueError(f"{model} is a run of text, and makes no images; name a run or a model of images")
         recipe = recipe_of_run(model, list(overrides), rewards=False)
     else:
         recipe = load_recipe("mixgrpo_guard", [*PLAIN, *overrides], rewards=False)
-    if not isinstance(recipe, Recipe):
-        raise ValueError(f"{model} is a run of text, and makes no images; name a run or a model of images")
+    assert isinstance(recipe, Recipe)
     return _as_evaluated(recipe, overrides)
 
 

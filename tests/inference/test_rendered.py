@@ -202,6 +202,15 @@ def test_a_run_that_has_not_finished_is_refused(tmp_path: Path) -> None:
         checked(RewardSpec("rendered", options={"reward": "gold", "model": str(run)}))
 
 
+def test_a_run_of_text_is_refused(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text("base: text\n")
+    own = {"reward": "gold", "model": str(run), "set": list(SHORT)}
+    with pytest.raises(ValueError, match="rendered: .*run is a run of text, and makes no images; name a run or a mod"):
+        checked(RewardSpec("rendered", options=own))
+
+
 def test_it_scores_completions_alone() -> None:
     reward = outline(RewardSpec("rendered", options={"reward": "gold", "model": "scenes"}))
     reward.check("completions", ["noise_key"], grouped=True)
