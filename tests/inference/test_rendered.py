@@ -207,7 +207,7 @@ def test_a_run_of_text_is_refused(tmp_path: Path) -> None:
     run.mkdir()
     (run / "config.yaml").write_text("base: text\n")
     own = {"reward": "gold", "model": str(run), "set": list(SHORT)}
-    with pytest.raises(ValueError, match="rendered: .*run is a run of text, and makes no images; name a run or a mod"):
+    with pytest.raises(ValueError, match=r"rendered: .*run is a run of text, and makes no images; name a run or a mod"):
         checked(RewardSpec("rendered", options=own))
 
 
