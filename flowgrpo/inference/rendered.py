@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..core.addressing import address
 from ..rewards.backbones.sharing import borrow
-from ..rewards.base import FROM_RUN, RESERVED, Reward, Scores
+from ..rewards.base import FROM_RUN, NOISE_KEY, RESERVED, Reward, Scores
 from ..rewards.inputs import Inputs
 from ..rewards.text.extraction import final_answer
 from ..rewards.within import check_inner, inner_reward, inner_servers, score_within, signature_of
@@ -34,7 +34,6 @@ MAY_CHANGE = (
 PROMPTS_KEPT = 1024
 """How many encoded prompts are kept while they need more memory than `SPARE_EMBEDDINGS`."""
 THOUGHT = "</think>"
-NOISE_KEY = "noise_key"
 SHARED_NOISE = 20_260_102
 
 Asked = tuple[str, int]

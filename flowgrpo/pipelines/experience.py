@@ -134,7 +134,7 @@ class Experience:
         and their number.
         """
         texts = not isinstance(self.samples, Tensor)
-        own = {"noise_key": [self.keys[prompt] for prompt in self.rollout.leaf_prompt.tolist()]} if texts else {}
+        own = {"noise_key": [self.keys[p] for p in self.rollout.leaf_prompt.tolist()]} if texts and self.keys else {}
         if not self.plan.given:
             return own
         places = self.rollout.root[self.rollout.leaf].tolist()

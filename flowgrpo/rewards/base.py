@@ -53,7 +53,8 @@ __all__ = [
 
 T = TypeVar("T")
 RESERVED = ("images", "completions", "prompts", "groups")
-OF_TEXT = ("completion_ids", "truncated", "noise_key")
+NOISE_KEY = "noise_key"
+OF_TEXT = ("completion_ids", "truncated", NOISE_KEY)
 """Columns that a run of text adds to the columns of the prompts: the token ids of each completion, whether it was cut
 at the longest length, and a seed for noise of a reward's own. The completions of a prompt have the same seed, which is
 another one in each iteration, and the same in all evaluations."""

@@ -22,7 +22,7 @@ from torch import Tensor
 from ..configs.schema import AnyRecipe
 from ..configs.sections import PROMPT
 from ..core.addressing import address
-from ..rewards.base import Reward, RewardError
+from ..rewards.base import NOISE_KEY, Reward, RewardError
 from ..rewards.runner import RewardBatch, RewardSet
 from ..rewards.score_batches import join_scores
 from ..rewards.threads import Line
@@ -218,14 +218,17 @@ class Collector:
         def sampled(prompts: Sequence[int], numbers: Sequence[int]) -> Any:
             keys = [self._key(iteration, p, number) for p, number in zip(prompts, numbers)]
             wrapped = [templated(rows[p], templates[n % len(templates)]) for p, n in zip(prompts, numbers)]
-            begin = partial(_begin, scoring, [rows[p] for p in prompts])
+
+            def begin(chunk: Collected) -> None:
+                scoring.begin(*self._asked(rows, prompts, chunk, iteration))
+
             with self.lagging.applied() if self.lagging else nullcontext():
                 # All rounds together are trained in one optimizer step.
                 return self.task.rollout(wrapped, keys, iteration, self.clock, (), begin)
 
         def scored(part: Collected, prompts: Sequence[int]) -> RewardBatch:
             with self.clock.part("reward"):
-                return scoring.scores(*asked([rows[p] for p in prompts], part))
+                return scoring.scores(*self._asked(rows, prompts, part, iteration))
 
         settings = self.recipe.rollout
         waited_for = meets(settings.budget)
@@ -243,6 +246,16 @@ class Collector:
                 share_failure(self.processes, error)
             raise
         return Batch(self.places, rows, *found)
+
+    def _asked(self, rows: Sequence[PromptRow], prompts: Sequence[int], part: Collected, iteration: int) -> Any:
+        """The arguments of the rewards for samples of one round; see `pooling.asked`.
+
+        Samples of all rounds are compared, so they all have the key of the first round for noise of a reward's own.
+        """
+        samples, texts, columns, groups = asked([rows[p] for p in prompts], part)
+        if NOISE_KEY in columns:
+            columns[NOISE_KEY] = [self._key(iteration, prompts[own], 0) for own in part.prompt_of_sample]
+        return samples, texts, columns, groups
 
     def _key(self, iteration: int, prompt: int, round_number: int) -> int:
         """The address of the randomness of one prompt in one round."""

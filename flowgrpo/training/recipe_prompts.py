@@ -14,7 +14,7 @@ from ..configs.sections import SPLITS
 from ..parts.choice import Choice
 from ..parts.traits import offering, saying, trained
 from ..pipelines.arguments import FURTHER
-from ..rewards.base import OF_GIVEN, OF_RECOVERED, OF_TEXT, RESERVED
+from ..rewards.base import NOISE_KEY, OF_GIVEN, OF_RECOVERED, OF_TEXT, RESERVED
 from ..text.picture_marks import PART, marked
 from .data import (
     IMAGE,
@@ -121,7 +121,7 @@ def columns_of_run(recipe: AnyRecipe, evaluation: bool = False) -> tuple[str, ..
     # An evaluation samples.
     own = OF_GIVEN if given_columns(recipe) and not evaluation else ()
     if isinstance(recipe, MaskedRecipe):
-        return (*own, "noise_key")
+        return (*own, NOISE_KEY)
     if not isinstance(recipe, TextRecipe):
         return own
     return (*OF_TEXT, *own) if recipe.parts is None else (*OF_TEXT, *own, "parts")

@@ -242,3 +242,33 @@ def test_a_run_draws_new_noises_and_its_evaluation_can_be_made_again(
     means = evaluate_model(str(tmp_path / "run"), recipe)
     assert told[-1] == first
     assert means["rendered"][0] == pytest.approx(sum(line["rendered"] for line in kept) / len(kept), abs=1e-7)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["text", "text in rounds", "masked"])
+def test_all_samples_of_a_prompt_have_the_key_of_their_iteration(
+    task: str, small_text: list[str], tmp_path: Path
+) -> None:
+    seen = tmp_path / "seen.jsonl"
+    (tmp_path / "keys.py").write_text(
+        "import json\n"
+        "def keys(completions, prompts, noise_key):\n"
+        f"    with open({str(seen)!r}, 'a') as file:\n"
+        "        file.writelines(json.dumps([p, k]) + '\\n' for p, k in zip(prompts, noise_key))\n"
+        "    return [float(len(text) % 3) for text in completions]\n"
+    )
+    reward = f"rewards=[{{name: '{tmp_path}/keys.py:keys'}}]"
+    if task == "masked":
+        lines = ["model.train=lora", "rollout={prompts: 2, group: 4, batch: 8}", "evaluate={every: 1, prompts: 2}"]
+    else:
+        rounds = ["rollout.budget={choice: until, rounds: 3}"] if task.endswith("rounds") else []
+        lines = [*small_text, "evaluate={every: 1, prompts: 2}", "rollout.prompts=2", *rounds]
+    recipe = load_recipe(task.partition(" ")[0], [*lines, reward, "run={iterations: 2, checkpoint_every: 2}"])
+    start(recipe, tmp_path / "run").trainer(Silent()).train()
+    told = [tuple(json.loads(line)) for line in seen.read_text().splitlines()]
+    lines_of = {pair: told.count(pair) for pair in told}
+    training, evaluations = recipe.rollout.group, 3
+    # Two held-out prompts with one key each, and two prompts with a key in each of two iterations.
+    assert len(lines_of) == 6
+    assert sorted(lines_of.values())[:2] == [evaluations] * 2
+    assert all(count >= training for count in sorted(lines_of.values())[2:])

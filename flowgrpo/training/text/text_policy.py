@@ -14,7 +14,7 @@ from torch import Tensor
 from ...configs.schema import TextRecipe
 from ...configs.text_recipe import GenerationConfig
 from ...pipelines.experience import part_bounds
-from ...rewards.base import OF_GIVEN
+from ...rewards.base import NOISE_KEY, OF_GIVEN
 from ...text.cutting import CUTS, Parts, cut_completions
 from ...text.pictured import identity
 from ...text.sampling import Sampled, Sampler, completion_keys, sample_completions
@@ -81,7 +81,7 @@ class Completions:
             "truncated": [not ended for ended in self.sampled.ended],
         }
         if self.keys:
-            own["noise_key"] = [self.keys[prompt] for prompt in self.prompt_of_sample]
+            own[NOISE_KEY] = [self.keys[prompt] for prompt in self.prompt_of_sample]
         if not self.drawn:
             own |= {name: [one[name] for one in self.origins()] for name in OF_GIVEN}
         return own if self.parts is None else {**own, "parts": self.parts.texts}
