@@ -296,9 +296,9 @@ def test_the_results_on_record_are_found_and_make_the_report_on_record(
     found = gather(settings)
     assert (len(found.used), list(found.unused)) == (len(list(settings.results.glob("*.json"))), [])
     assert set(found.labels) == set(jobs())
-    # Rewards have no part in the loss of the first, and the others need rewards with a gradient.
+    # Rewards have no part in the losses of the first two, and the others need rewards with a gradient.
     assert set(found.rises) == set(recipe_names("images")) - {
-        "diffusion_opd", "draft", "refl", "drtune", "direct_align"
+        "diffusion_opd", "d_opsd", "draft", "refl", "drtune", "direct_align"
     }  # fmt: skip
     assert set(found.evidence.times) == set(FAMILIES)
     text = write_report(found, tmp_path).read_text(encoding="utf-8")
