@@ -92,6 +92,8 @@ class PastGroups(Extension):
             prompts=[*e.prompts, *(self._ids(row, group) for row, group in zip(asked, past))],
             prompt_of_sample=[*e.prompt_of_sample, *(len(e.prompts) + k for k, _ in rows)],
             told=[{} for _ in e.samples] + [{"sampled_at": group["iteration"]} for _, group in rows],
+            # The rewards have scored all of them, each group with the keys of its own iteration.
+            keys=(),
         )  # fmt: skip
         return replace(
             batch, experience=experience, scores=scores, rows=[*batch.rows, *asked],
