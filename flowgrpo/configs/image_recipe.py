@@ -68,8 +68,8 @@ class TeacherConfig(Section):
     )
     weights: Literal["start", "reference", "present"] = Field(
         "start",
-        description="Without `lora` and `path`, which weights of the trained model teach it: `start` has those that "
-        "training begins from, `reference` the average of section `reference`, `present` those of now.",
+        description="Without `lora` and `path`, which weights of the trained model teach it: `start` has the weights "
+        "that training begins from, `reference` the average of section `reference`, `present` the weights of now.",
     )
     template: str | None = Field(
         None,

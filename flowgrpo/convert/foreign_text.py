@@ -91,7 +91,7 @@ def tool_of(path: Path, text: str) -> Tool:
         if "verl_omni" in text or "actor_rollout_ref." in text:
             return "verl-omni"
         raise ValueError(
-            f"{path} is a shell script, and of these convert reads only those of verl-omni; write the options of its "
+            f"{path} is a shell script, and convert reads only the scripts of verl-omni; write the options of its "
             "`trl` command into a YAML file, as learning_rate: 1.0e-5 for --learning_rate 1e-5. For a script of "
             "DanceGRPO, begin with the recipe dance_grpo@published"
         )

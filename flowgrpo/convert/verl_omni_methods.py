@@ -19,7 +19,7 @@ PER_LATENT = "the mean over the numbers of a latent, there too"
 
 
 def loss_mode(conversion: Conversion) -> str:
-    """The name of their loss; without one it is that of the algorithm."""
+    """The name of their loss; if the script names none, the algorithm's own."""
     settings = conversion.settings
     key = f"{LOSS}loss_mode"
     return settings.text(key) or settings.text(f"{MODEL}algorithm") or "flow_grpo"
@@ -116,7 +116,7 @@ def _comparison(conversion: Conversion, clamped: bool = True) -> None:
 
 
 def _penalty(conversion: Conversion, kernel: str) -> None:
-    """The KL of the steps. That of Flow-SDE lacks a division by the step size, as in flow_grpo."""
+    """The KL of the steps. The KL of Flow-SDE lacks a division by the step size, as in flow_grpo."""
     settings = conversion.settings
     keys = [f"{ACTOR}use_kl_loss", f"{ACTOR}kl_loss_coef"]
     weight = settings.number(keys[1]) or 0.0

@@ -197,7 +197,7 @@ def test_code_of_another_tool_is_never_named_in_a_recipe(folder: Path) -> None:
         ("[1, 2]", "a.json", "not a mapping"),
         ("{", "a.json", "not JSON"),
         ("x", "training_args.bin", "pickle"),
-        ("trl grpo --beta 0", "run.sh", "is a shell script, and of these convert reads only those of verl-omni"),
+        ("trl grpo --beta 0", "run.sh", "is a shell script, and convert reads only the scripts of verl-omni"),
         ("python3 -m verl_omni.trainer.main_omni a.b=1", "run.sh", "which trains a language model that hears and sees"),
         ("bash other.sh actor_rollout_ref.rollout.n=8", "run.sh", "has no command `python3 -m verl_omni.trainer"),
         ("a: &a [*a]", "a.yaml", "a.yaml"),
