@@ -103,8 +103,8 @@ def noise_levels(conversion: Conversion, name: str) -> None:
         conversion.carry(["sampling.height", "sampling.width"], "sampler.shift", shift, note)
     elif name == "qwen_image":
         conversion.want(
-            "their noise levels are those of the folder's scheduler without its shift_terminal; here they are the "
-            "pipeline's own, or those of sampler.shift"
+            "the noise levels there come from the folder's scheduler without its shift_terminal; here they come from "
+            "the pipeline itself, or from sampler.shift"
         )
     # The empirical shift of FLUX.2 is the pipeline's own.
     for key in keys if family.shift is None else keys[1:]:

@@ -195,7 +195,7 @@ def test_nft_samples_with_its_average(flat: int, numbers: tuple[int, float], tmp
     assert recipe.rollout.batch == 8
     old = objective["old"]
     assert (old.decay, old.every, old.rise, old.after, old.first) == (0.4, 1, 0.002, *numbers)
-    # Their share after rollout n is that of n steps, of which ours has counted n - 1 before.
+    # Their share after rollout n counts n steps. Our share has counted n - 1 of these steps before.
     for step in range(12):
         theirs = 0.0 if step + 1 < flat else min((step + 1 - flat) * 0.002, 0.4)
         ours = min(old.first + old.rise * max(step - old.after, 0), old.decay)

@@ -37,7 +37,7 @@ KLEIN = "Flux2KleinPipeline"
 
 
 def prompts_in(folder: Path, rows: list[dict[str, Any]] | None = None) -> Path:
-    """Prompts of which the first has a column with its own words, and the second has other words there."""
+    """Two prompts. The column of the first has the prompt's own words, and the column of the second has other words."""
     rows = rows or [{"prompt": "a star", "detailed": "a star"}, {"prompt": "a ring", "detailed": "a large blue ring"}]
     file = folder / "prompts.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))

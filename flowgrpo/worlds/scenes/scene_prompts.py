@@ -46,7 +46,7 @@ FRESH_FRAMES = (
 """Frames of the test prompts of a skill of which training and held-out prompts have every wording. The words are those
 of `FRAMES`, but the models were built without these frames."""
 STYLED = ("single_object", "two_object", "counting", "position")
-"""Skills of which prompts may name no colour."""
+"""Skills whose prompts may name no colour."""
 READ = 10
 """Most words of a prompt that the embedded model reads."""
 OPPOSITE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
@@ -233,8 +233,8 @@ def _unseen(
 def styled(heldout: bool, colour: str = "red") -> list[dict[str, Any]]:
     """Prompts that name no colour, and in column `detailed` the same prompts with every shape in one colour.
 
-    `include` asks for this colour, as `detailed` does. So the verifier says how well a model keeps to a style of which
-    its prompt says nothing. Held-out prompts have phrases that no training prompt has. No prompt is in the test set.
+    `include` asks for this colour, as `detailed` does. So the verifier says how well a model keeps to a style that its
+    prompt does not name. Held-out prompts have phrases that no training prompt has. No prompt is in the test set.
 
     Args:
         heldout: which of the two sets.
