@@ -11,8 +11,8 @@ from typing import Any
 
 from ..configs.load import dump_recipe
 from ..configs.schema import Recipe
-from ..inference.inference import evaluate_model
-from ..inference.opening import evaluation_recipe
+from ..inference.evaluation import evaluate_model
+from ..inference.model_recipes import evaluation_recipe
 from ..training.folder.files import explained
 from ..training.folder.run_folder import write_text
 from .children import ChildFailed, of_package, refuse_failure, started

@@ -19,6 +19,7 @@ from ..rewards.given_up import ended_for_sure
 from .adapter import adapter
 from .allocator import keep_freed_memory
 from .convert import convert
+from .evaluate import evaluate
 from .export import export
 from .gallery import gallery
 from .measuring import bench
@@ -32,7 +33,7 @@ from .push import push
 from .recipe_words import RecipeArgument, RecipeCommand, split
 from .recipes import recipes
 from .rewards import rewards_app
-from .sample import SampleCommand, evaluate, sample
+from .sample import SampleCommand, sample
 from .stop import stoppable
 from .trusting import TrustOption, trust_run
 from .warnings_shown import warnings_shown

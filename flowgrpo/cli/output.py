@@ -76,6 +76,12 @@ def is_first() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+def say_first(line: str) -> None:
+    """Print a line, unless this is another process than the first one."""
+    if is_first():
+        say(line)
+
+
 def timed_report() -> Callable[[str], None]:
     """A function that prints lines, each with the seconds since `timed_report` was called."""
     began = time.perf_counter()

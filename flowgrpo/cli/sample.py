@@ -1,4 +1,4 @@
-"""`flowgrpo sample` and `flowgrpo evaluate`: samples of a model, and its scores on held-out prompts."""
+"""`flowgrpo sample`: samples of a model, base or trained."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .export import CheckpointOption
-from .output import is_first, output_folder, say, summary_lines
-from .recipe_words import HintedCommand, split, value_of
+from .output import output_folder, say_first
+from .recipe_words import HintedCommand, value_of
 from .trusting import TrustOption, trust_run
 
 if TYPE_CHECKING:
@@ -145,8 +145,8 @@ def sample(
     if temperature is not None and not 0 <= temperature < math.inf:
         raise ValueError(f"--temperature is {temperature}; give a finite number of 0 or more")
     kind = _kind(model, task, given)
-    if trained_share is not None or _gives_share(settings or []):
-        _check_shared(model, base)
+    if trained_share is not None or gives_share(settings or []):
+        check_shared(model, base)
     rows = _rows(prompts, file, image or [])
     batches = {"images": ("rollout.batch", "rollout.decode_batch"), "text": ("evaluate.batch",)}.get(
         kind, ("rollout.batch",)
@@ -162,13 +162,13 @@ def sample(
         keys[f"model.call.{guidance_argument(model)}"] = guidance
     overrides = [*(settings or []), *(f"{key}={value}" for key, value in keys.items() if value is not None)]
     if kind == "images":
-        from ..inference.inference import sample_images
+        from ..inference.image_samples import sample_images
         from ..training.distributed.processes import part
 
         sample_images(
             model, _plain(rows), out, seed=seed, count=count, noise=noise, overrides=overrides, base=base,
             checkpoint=checkpoint, lora_scale=lora_scale, animation=animation, fps=fps, rows=rows,
-            source=None if file is None else str(file), own_sizes=height is None and width is None, say=_say_first,
+            source=None if file is None else str(file), own_sizes=height is None and width is None, say=say_first,
         )  # fmt: skip
         part()
         return
@@ -182,7 +182,7 @@ def sample(
         model, rows, out, seed=seed, count=count, temperature=temperature, overrides=overrides, base=base,
         checkpoint=checkpoint, masked=kind == "masked", source=None if file is None else str(file), made=made,
     )  # fmt: skip
-    _say_first(f"written to {index}")
+    say_first(f"written to {index}")
     part()
 
 
@@ -226,7 +226,7 @@ def one_model(base: bool, checkpoint: str | None) -> None:
         )
 
 
-def _gives_share(overrides: Sequence[str]) -> bool:
+def gives_share(overrides: Sequence[str]) -> bool:
     """Whether an override is a share of the trained weights; the recipe of a run may have one for its evaluations."""
     from ..configs.yaml_text import parse_yaml
 
@@ -237,9 +237,9 @@ def _gives_share(overrides: Sequence[str]) -> bool:
     return False
 
 
-def _check_shared(model: str, base: bool) -> None:
+def check_shared(model: str, base: bool) -> None:
     """Raise ValueError if a model has no trained weights that could make a share of the steps."""
-    from ..inference.opening import is_run
+    from ..inference.model_recipes import is_run
 
     if not is_run(model):
         raise ValueError(
@@ -334,116 +334,13 @@ def _plain(rows: list[PromptRow]) -> list[str]:
     return [row.text for row in rows]
 
 
-def _say_first(line: str) -> None:
-    """Print a line, unless this is another process than the first one."""
-    if is_first():
-        say(line)
-
-
 def _show(numbers: Sequence[int], rows: Sequence[PromptRow], found: Completions | UnmaskedTexts, seed: int) -> None:
     """Print completions below their prompts, with the numbers of the prompts. The first process prints its own."""
     seen = [0] * len(rows)
     for text, owner, length in zip(found.samples, found.prompt_of_sample, found.described()):
         if seen[owner] == 0:
-            _say_first(f"prompt {numbers[owner] + 1}: {rows[owner].text}")
-        _say_first(f"  seed {seed + seen[owner]}, {length}:")
+            say_first(f"prompt {numbers[owner] + 1}: {rows[owner].text}")
+        say_first(f"  seed {seed + seen[owner]}, {length}:")
         for line in text.split("\n"):
-            _say_first(f"    {line}")
+            say_first(f"    {line}")
         seen[owner] += 1
-
-
-def evaluate(
-    model: Annotated[
-        str, typer.Argument(help="A run folder, a model folder, a hub id, `scenes` or `arithmetic`.")
-    ] = "scenes",
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="A recipe that gives the prompts and rewards, and key=value overrides; a run has its own recipe."
-        ),
-    ] = None,
-    base: Annotated[bool, typer.Option("--base", help="For a run, take the model before training.")] = False,
-    checkpoint: CheckpointOption = None,
-    on: Annotated[
-        str,
-        typer.Option(
-            "--split", help="Prompts: `heldout`, `test` or `train`, the file that `data` of the recipe names."
-        ),
-    ] = "heldout",
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder for the samples: images, and an `index.jsonl` with the rewards of every sample. Several "
-            "shares have a folder each in it."
-        ),
-    ] = None,
-    trained_share: Annotated[
-        str | None,
-        typer.Option(
-            help="Images, a run: shares of the steps that the trained weights make, with commas between them; the "
-            "model before training makes the last steps. Differences from the first share are in brackets.",
-        ),
-    ] = None,
-    trust: TrustOption = False,
-) -> None:
-    """Score a model on the held-out prompts of a recipe, by the recipe's evaluation rewards.
-
-    A run is evaluated by its own recipe, if no other is named. Samples are made as in the run: with its dtype, steps,
-    batch and arguments of the call. A model that is not from a run needs a recipe. No run reads the test prompts: use
-    `--split test` for a final figure, and choose nothing by it.
-    """
-    from ..configs.sections import SPLITS
-
-    if on not in SPLITS:
-        raise ValueError(f"--split is {on!r}; use {', '.join(SPLITS[:-1])} or {SPLITS[-1]}")
-    if "=" in model and "/" not in model.partition("=")[0] and not Path(model).exists():
-        raise ValueError(
-            f"the first word names a model, and {model!r} is no folder; write `flowgrpo evaluate scenes {model}`"
-        )
-    output_folder(out)
-    one_model(base, checkpoint)
-    source, overrides = split(words)
-    shares = _shares(trained_share)
-    if shares or _gives_share(overrides):
-        _check_shared(model, base)
-    from ..configs.schema import Recipe
-    from ..inference.inference import evaluate_model, evaluate_shares
-    from ..inference.opening import evaluation_recipe
-    from ..inference.shares import share_lines
-    from ..training.distributed.processes import part
-
-    trust_run(trust, [Path(model)], {str(Path(model) / "config.yaml"): source is None, source: True})
-    recipe = evaluation_recipe(model, source, overrides)
-    if not shares:
-        found = evaluate_model(model, recipe, split=on, out=out, base=base, checkpoint=checkpoint, say=_say_first)
-        lines = summary_lines(found, "image" if recipe.task == "images" else "completion")
-    elif isinstance(recipe, Recipe):
-        by_share = evaluate_shares(model, recipe, shares, split=on, out=out, checkpoint=checkpoint, say=_say_first)
-        lines = share_lines(recipe, shares, by_share)
-    else:
-        raise ValueError(f"--trained-share is for images, and {model} makes {recipe.task}; leave it out")
-    for line in lines:
-        _say_first(line)
-    if out is not None:
-        _say_first(f"written to {out if shares else out / 'index.jsonl'}")
-    part()
-
-
-def _shares(text: str | None) -> list[float]:
-    """The numbers of `--trained-share`; empty without the option."""
-    if text is None:
-        return []
-    try:
-        # -0.0 is 0 too.
-        shares = [float(part) + 0.0 for part in text.split(",")]
-    except ValueError:
-        shares = []
-    if not shares or not all(0 <= share <= 1 for share in shares):
-        raise ValueError(
-            f"--trained-share is {text!r}; write numbers from 0 to 1 with commas between them, such as 0,0.5,0.8,1"
-        )
-    # The table and the folders of the samples name a share by these digits.
-    named = [f"{share:g}" for share in shares]
-    if repeated := [name for name in named if named.count(name) > 1]:
-        raise ValueError(f"--trained-share has {repeated[0]} more than once; write it once")
-    return shares

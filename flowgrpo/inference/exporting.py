@@ -18,7 +18,8 @@ from ..training.result_card import Known, write_result_card
 from ..weights.pipeline_folders import safetensors_faults
 from ..weights.saving import new_folder
 from .checkpoints import find_checkpoint, hint_of, iterations_of
-from .opening import image_recipe, is_run, open_images, with_share
+from .model_recipes import image_recipe, is_run, with_share
+from .opening import open_images
 from .text_inference import open_weights, recipe_of, task_of
 
 

@@ -22,7 +22,7 @@ from ..training.distributed.processes import Processes
 from ..training.folder.files import writing
 from ..training.folder.run_folder import save_image, write_text
 from ..training.reporting.records import sample_records
-from .opening import check_not_run
+from .model_recipes import check_not_run
 
 ONWARD = "Start the command again, with another --out if it had one: the samples that were made stay in that folder"
 """What to do when one of several processes that sample was killed."""

@@ -22,7 +22,8 @@ from ..rewards.inputs import Inputs
 from ..rewards.text.extraction import final_answer
 from ..rewards.within import check_inner, inner_reward, inner_servers, score_within, signature_of
 from ..training.images.evaluator import Evaluator
-from .opening import check_call, image_recipe, is_run, open_images
+from .model_recipes import image_recipe, is_run
+from .opening import check_call, open_images
 
 FIXED = ("model.release_text_encoders=false",)
 """Every call brings new prompts, so text encoders stay."""

@@ -9,8 +9,8 @@ from itertools import zip_longest
 from ..configs.schema import Recipe
 from ..training.evaluating import Scored
 from ..training.planning import base_from, steps_of
-from .inference import summaries
-from .opening import with_share
+from .evaluation import summaries
+from .model_recipes import with_share
 
 
 def share_lines(recipe: Recipe, shares: Sequence[float], scored: Sequence[Scored]) -> Iterator[str]:

@@ -32,7 +32,7 @@ from ..training.text.text_task import TextTask
 from ..weights.pipeline_folders import from_hub
 from .checkpoints import find_checkpoint, hint_of, iterations_of, load_checkpoint
 from .kept_samples import ONWARD, PHASE, KeptSamples, new_index
-from .opening import is_run, recipe_of_run, refuse_other_path, run_config
+from .model_recipes import is_run, recipe_of_run, refuse_other_path, run_config
 
 WordsRecipe = TextRecipe | MaskedRecipe
 STEPS = 128

@@ -18,7 +18,7 @@ from ..training.model_paths import embedded_pipeline, language_folder
 from ..weights.json_files import read_json
 from .checkpoints import hint_of, iterations_of
 from .exporting import add_card, any_recipe, result_of
-from .opening import is_run
+from .model_recipes import is_run
 
 CONFIGS = ("config.json", "model_index.json", "flowgrpo.json")
 """Ends of the names of files in which libraries write paths. In other files, a token may look like a path."""

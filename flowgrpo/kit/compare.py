@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..inference.inference import silent
+from ..inference.image_samples import silent
 from ..rewards.base import RewardSpec
 from .findings import finite
 from .given_samples import GivenSample, scores_of

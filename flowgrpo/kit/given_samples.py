@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from ..inference.inference import progress, silent, summaries
+from ..inference.evaluation import progress, summaries
+from ..inference.image_samples import silent
 from ..rewards.base import RewardSpec
 from ..rewards.runner import RewardBatch, RewardSet
 from ..rewards.score_batches import join_scores

@@ -108,7 +108,7 @@ def scene_samples(data: str, prompts: int, seeds: int, *, steps: int = 10) -> Ma
     Raises:
         ValueError: the prompt file cannot be read or the model is not installed.
     """
-    from ..inference.inference import model_images
+    from ..inference.image_samples import model_images
 
     rows, labels = _repeated(data, prompts, seeds)
     keys = [address(SEED, row.id, k % seeds) for k, row in enumerate(rows)]

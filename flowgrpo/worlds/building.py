@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import torch
 
-from ..inference.inference import model_images
+from ..inference.image_samples import model_images
 from ..inference.text_inference import recipe_of, text_task
 from ..rewards.registry import RewardSpec
 from ..rewards.runner import RewardSet

@@ -21,7 +21,7 @@ from flowgrpo.gallery.build import SCRIPTS, build_gallery, render
 from flowgrpo.gallery.page_files import MARKER
 from flowgrpo.gallery.pages import inline_json, script
 from flowgrpo.gallery.thumbnails import CACHE
-from flowgrpo.inference.opening import is_run
+from flowgrpo.inference.model_recipes import is_run
 from tests.gallery.folders import HOSTILE, Elements, add_records, data_of, files_of, record, write_run, written
 
 

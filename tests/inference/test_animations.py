@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from flowgrpo.inference.animations import Animation
-from flowgrpo.inference.inference import sample_images
+from flowgrpo.inference.image_samples import sample_images
 from flowgrpo.media.video import can_encode
 from flowgrpo.pipelines.conformance.videos import VIDEOS
 

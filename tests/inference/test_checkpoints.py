@@ -11,8 +11,9 @@ from flowgrpo.bench.interruption import contents
 from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import dump_recipe, load_recipe
 from flowgrpo.inference.checkpoints import find_checkpoint
+from flowgrpo.inference.evaluation import evaluate_model
 from flowgrpo.inference.exporting import export_weights
-from flowgrpo.inference.inference import evaluate_model, sample_images
+from flowgrpo.inference.image_samples import sample_images
 from flowgrpo.text.model import load_language_model
 from flowgrpo.training.folder.checkpoint import verify_checkpoint
 from flowgrpo.training.session import start

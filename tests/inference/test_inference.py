@@ -14,8 +14,10 @@ from PIL import Image
 
 from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import dump_recipe, load_recipe
-from flowgrpo.inference.inference import evaluate_model, model_images, sample_images
-from flowgrpo.inference.opening import evaluation_recipe, image_recipe, open_images
+from flowgrpo.inference.evaluation import evaluate_model
+from flowgrpo.inference.image_samples import model_images, sample_images
+from flowgrpo.inference.model_recipes import evaluation_recipe, image_recipe
+from flowgrpo.inference.opening import open_images
 from flowgrpo.kit.given_samples import given_samples
 from flowgrpo.pipelines.conformance.conform import TINY
 from flowgrpo.pipelines.policy import FlowPolicy

@@ -12,8 +12,9 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokeniz
 
 from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
+from flowgrpo.inference.evaluation import evaluate_model
 from flowgrpo.inference.exporting import export_weights
-from flowgrpo.inference.inference import evaluate_model, model_images
+from flowgrpo.inference.image_samples import model_images
 from flowgrpo.inference.text_inference import open_weights, recipe_of
 from flowgrpo.training.session import start
 from flowgrpo.weights.trained import trainable_modules

@@ -12,7 +12,8 @@ from torch import Tensor
 from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.core.addressing import address
-from flowgrpo.inference.inference import evaluate_model, model_images
+from flowgrpo.inference.evaluation import evaluate_model
+from flowgrpo.inference.image_samples import model_images
 from flowgrpo.inference.rendered import SHARED_NOISE, Rendered, _Painter, written
 from flowgrpo.rewards.base import RewardSpec
 from flowgrpo.rewards.registry import checked, outline

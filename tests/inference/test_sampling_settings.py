@@ -12,8 +12,9 @@ from diffusers import DiffusionPipeline
 from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.core.addressing import address
-from flowgrpo.inference.inference import sample_images
-from flowgrpo.inference.opening import evaluation_recipe, guidance_argument, image_recipe, open_images
+from flowgrpo.inference.image_samples import sample_images
+from flowgrpo.inference.model_recipes import evaluation_recipe, image_recipe
+from flowgrpo.inference.opening import guidance_argument, open_images
 from flowgrpo.pipelines.conformance.conform import TINY
 from flowgrpo.training.session import start
 from tests.conftest import Command

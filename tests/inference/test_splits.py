@@ -13,7 +13,7 @@ import pytest
 from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.configs.sections import DataConfig
-from flowgrpo.inference.inference import evaluate_model
+from flowgrpo.inference.evaluation import evaluate_model
 from flowgrpo.training.checking import check
 from flowgrpo.training.data import prompt_path
 from flowgrpo.training.session import start

@@ -9,7 +9,7 @@ import pytest
 
 from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import dump_recipe, load_recipe
-from flowgrpo.inference.inference import evaluate_model
+from flowgrpo.inference.evaluation import evaluate_model
 from flowgrpo.inference.text_inference import iterations_done, sample_texts, task_of
 from flowgrpo.text.model import load_language_model
 from flowgrpo.text.sampling import sample_completions

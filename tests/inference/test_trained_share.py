@@ -12,8 +12,10 @@ from diffusers import DiffusionPipeline
 
 from flowgrpo.configs.load import load_image_recipe
 from flowgrpo.core.addressing import address
-from flowgrpo.inference.inference import evaluate_model, evaluate_shares, sample_images, summaries
-from flowgrpo.inference.opening import evaluation_recipe, image_recipe, open_images
+from flowgrpo.inference.evaluation import evaluate_model, evaluate_shares, summaries
+from flowgrpo.inference.image_samples import sample_images
+from flowgrpo.inference.model_recipes import evaluation_recipe, image_recipe
+from flowgrpo.inference.opening import open_images
 from flowgrpo.inference.shares import share_lines
 from flowgrpo.parts.traits import keeps_base
 from flowgrpo.pipelines.conformance.conform import TINY

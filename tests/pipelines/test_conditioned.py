@@ -12,7 +12,8 @@ from PIL import Image
 from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.configs.schema import Recipe
-from flowgrpo.inference.inference import evaluate_model, sample_images
+from flowgrpo.inference.evaluation import evaluate_model
+from flowgrpo.inference.image_samples import sample_images
 from flowgrpo.pipelines import encodings
 from flowgrpo.pipelines.capture import ConditionedPrompt
 from flowgrpo.pipelines.conformance.conditioned import picture

@@ -9,7 +9,7 @@ from PIL import Image
 
 from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import dump_recipe, load_image_recipe, load_recipe
-from flowgrpo.inference.opening import evaluation_recipe, image_recipe
+from flowgrpo.inference.model_recipes import evaluation_recipe, image_recipe
 from flowgrpo.pipelines.conformance.conform import TINY
 from flowgrpo.training.checking import check
 from flowgrpo.training.folder.run_folder import RunFolder

@@ -14,7 +14,7 @@ from PIL import Image
 from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import dump_recipe, load_recipe
 from flowgrpo.configs.schema import Recipe
-from flowgrpo.inference.inference import evaluate_model
+from flowgrpo.inference.evaluation import evaluate_model
 from flowgrpo.pipelines.arguments import Parameters
 from flowgrpo.pipelines.capture import ConditionedPrompt
 from flowgrpo.pipelines.conformance.conditioned import mask, picture

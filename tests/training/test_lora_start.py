@@ -13,8 +13,9 @@ from safetensors.torch import load_file, save_file
 from flowgrpo.bench.interruption import contents
 from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
-from flowgrpo.inference.inference import evaluate_model
-from flowgrpo.inference.opening import image_recipe, open_images
+from flowgrpo.inference.evaluation import evaluate_model
+from flowgrpo.inference.model_recipes import image_recipe
+from flowgrpo.inference.opening import open_images
 from flowgrpo.pipelines.conformance.conform import TINY
 from flowgrpo.training.folder.run_folder import RunFolder
 from flowgrpo.training.lora_start import with_start

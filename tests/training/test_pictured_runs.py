@@ -11,8 +11,8 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import RecipeError, load_recipe
+from flowgrpo.inference.evaluation import evaluate_model
 from flowgrpo.inference.exporting import export_weights
-from flowgrpo.inference.inference import evaluate_model
 from flowgrpo.inference.text_inference import open_language_model
 from flowgrpo.text.model import load_language_model
 from flowgrpo.text.pictured import PicturedIds

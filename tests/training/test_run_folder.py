@@ -15,7 +15,7 @@ from PIL import Image
 
 from flowgrpo.configs.trust import check_acts
 from flowgrpo.configs.yaml_text import parse_yaml
-from flowgrpo.inference.opening import is_run
+from flowgrpo.inference.model_recipes import is_run
 from flowgrpo.intake import ledger
 from flowgrpo.training.folder.run_folder import RunFolder, save_image, write_atomically, write_text
 

@@ -13,7 +13,7 @@ from PIL import Image
 from flowgrpo.bench.interruption import contents
 from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import dump_recipe, load_recipe
-from flowgrpo.inference.inference import sample_images
+from flowgrpo.inference.image_samples import sample_images
 from flowgrpo.pipelines.experience import Scouted
 from flowgrpo.training.images.scouting import seeds_to_sample
 from flowgrpo.training.planning import levels_of, planner, scouting_plan

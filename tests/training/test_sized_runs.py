@@ -16,8 +16,9 @@ from flowgrpo.bench.interruption import contents
 from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import dump_recipe, load_recipe
 from flowgrpo.gallery.build import build_gallery
-from flowgrpo.inference import inference
-from flowgrpo.inference.inference import evaluate_model, sample_images
+from flowgrpo.inference import image_samples
+from flowgrpo.inference.evaluation import evaluate_model
+from flowgrpo.inference.image_samples import sample_images
 from flowgrpo.training.data import PromptRow
 from flowgrpo.training.folder.run_folder import RunFolder
 from flowgrpo.training.images.sized_rollout import SizedRollout
@@ -235,17 +236,17 @@ def test_pictures_and_scores_of_a_run_are_made_again(tmp_path: Path, words: list
 def test_a_picture_is_made_with_those_of_its_size(monkeypatch: pytest.MonkeyPatch):
     recipe = load_recipe("default", ["rollout={batch: 2, decode_batch: 2, group: 2}", "evaluate.seeds=1"])
     rows = [PromptRow(k, f"p{k}", size=size) for k, size in enumerate(SIZES)]
-    monkeypatch.setattr(inference, "read_heldout", lambda recipe: rows)
+    monkeypatch.setattr(image_samples, "read_heldout", lambda recipe: rows)
 
     class Opened:
         sized = staticmethod(list)
         illustrated = staticmethod(lambda rows, source: rows)
 
     Opened.recipe = recipe  # type: ignore[attr-defined]
-    keys = inference.evaluation_noises(rows, 1)
+    keys = image_samples.evaluation_noises(rows, 1)
     for asked, together in ((3, [0, 3]), (1, [1, 5]), (4, [4])):
         said: list[str] = []
-        found = inference._company(Opened(), f"p{asked}", keys[asked], None, said.append)  # type: ignore[arg-type]
+        found = image_samples._company(Opened(), f"p{asked}", keys[asked], None, said.append)  # type: ignore[arg-type]
         prompts, noises, [place], sizes = found
         assert prompts == [f"p{k}" for k in together]
         assert noises == [keys[k] for k in together]

@@ -14,7 +14,7 @@ from flowgrpo.configs.load import RecipeError, load_recipe
 from flowgrpo.configs.schema import TextRecipe
 from flowgrpo.core.objectives import policy_loss
 from flowgrpo.core.surrogates import clip
-from flowgrpo.inference.inference import evaluate_model
+from flowgrpo.inference.evaluation import evaluate_model
 from flowgrpo.text.sampling import Sampled
 from flowgrpo.training.folder.run_folder import RunFolder
 from flowgrpo.training.session import Session, start

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from flowgrpo.inference.inference import model_images
+from flowgrpo.inference.image_samples import model_images
 from flowgrpo.training.data import read_prompts
 from flowgrpo.worlds import building as build
 from flowgrpo.worlds.building import Measured, build_all, correlation, scaled_settings
