@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .architectures import architecture_of, latent_shape
 from .families import FAMILIES
+from .zeroed import Zeroed
 
 _CLASSES = {
     "SD3Transformer2DModel": "StableDiffusion3Pipeline",
@@ -98,7 +99,7 @@ def _drawn(name: str, config: Mapping[str, Any], dtype: torch.dtype, device: tor
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        with torch.device(device):
+        with torch.device(device), Zeroed():
             module: torch.nn.Module = getattr(diffusers, name).from_config(dict(config))
     finally:
         torch.set_default_dtype(before)

@@ -12,6 +12,7 @@ from diffusers import DiffusionPipeline
 from torch import nn
 
 from ...weights.precision import in_dtype
+from ..zeroed import Zeroed
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,8 @@ class Tiny:
         """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            pipe = self.build()
+            with Zeroed():
+                pipe = self.build()
             modules = {name: part for name, part in pipe.components.items() if isinstance(part, nn.Module)}
             with torch.no_grad():
                 for name in sorted(modules):
