@@ -195,7 +195,8 @@ METHODS = (
         "The noise levels are the rollout's; the published form has all but the last, and the released code leaves out "
         "a random one of ten for each image. The embedded form draws three levels and one noise for a prompt, which "
         "lowers the variance of the gradient: 1.2 times its squared mean, and 1.7 times with noise for each image. The "
-        "published form draws noise for each image (`objective.noise: image`). The recipe `default` is "
+        "published form draws noise for each image (`objective.noise: image`). `transform` has the other modes by "
+        "which the released code makes advantages numbers in [0, 1]. The recipe `default` is "
         "another form: its old policy lags behind by several updates, and it trains the best and the worst images "
         "only, at the noisier levels of short rollouts.",
         (forward.diffusion_nft,), ("diffusion-nft",),
@@ -310,7 +311,7 @@ METHODS = (
         "which the sample began. Here a step is of first order, and its noise comes after it. The released solver is "
         "of second order, and adds noise before each step; its distances are of latents that are not scaled down with "
         "the noise. The published form trains ten random steps in the place of every second step. The transform "
-        "−exp(−A) of advantages is not here; the released settings leave it off.",
+        "−exp(−A) of advantages is `transform: exponential`; the released settings leave it off.",
         (penalties.data, images_beside.drawn, images_beside.read_beside, policy.FlowPolicy.beside,
          scored_edges.data_error),
     ),

@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
 from ..parts.choice import Choice, Of, part_field
 from ..parts.section import Section
+from ..parts.traits import differentiates, rewarded
 from .reward_sections import RewardConfig, distinct_labels, one_counts
 from .sections import DataConfig, OptimizerConfig, RunConfig
 
 
+def _has_advantages(recipe: Any, _: Section) -> list[str]:
+    """What a transform of advantages needs from the rest of a recipe."""
+    if recipe.transform is None:
+        return []
+    if not rewarded(recipe) or (recipe.task != "text" and differentiates(recipe)):
+        return [
+            f"transform {recipe.transform} changes advantages, and objective {recipe.objective.short} reads none; "
+            "leave transform out"
+        ]
+    if recipe.transform == "exponential" and recipe.clamp is None:
+        return [
+            "transform exponential has no bound for bad samples, and clamp is null; write a bound, such as clamp: 5.0"
+        ]
+    return []
+
+
 class BaseRecipe(Section):
     """The keys that recipes of all tasks share."""
+
+    needs = (_has_advantages,)
 
     name: str = "unnamed"
     paper: str = ""
@@ -24,6 +43,12 @@ class BaseRecipe(Section):
         "group", "How a sample is compared with others; `null` if the credit compares by itself."
     )
     credit: Annotated[Choice, Of("credit", "leaf")] = part_field("leaf", "The advantage of every step or token.")
+    transform: Literal["positive", "negative", "one", "sign", "exponential"] | None = Field(
+        None,
+        description="What an advantage A becomes before `clamp`: `positive` max(A, 0), `negative` min(A, 0), `one` 1 "
+        "where A > 0 and 0 elsewhere, `sign` its sign (all four as in the code of DiffusionNFT), `exponential` "
+        "-exp(-A) (DDRL, 2512.04332); by default A itself.",
+    )
     clamp: float | None = Field(5.0, gt=0, description="Largest absolute advantage; `null` for no bound.")
     select: list[Annotated[Choice, Of("selection")]] = Field(
         default_factory=list,

@@ -109,6 +109,7 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "epsilon": ("objective.surrogate.low", "objective.surrogate.high"),
     "epsilon_high": ("objective.surrogate.high",),
     "adv_clip_max": ("clamp",),
+    "adv_mode": ("transform",),
     "max_new_tokens": ("generation.max_tokens", "generation.tokens"),
     "max_completion_length": ("generation.max_tokens", "generation.tokens"),
     "max_length": ("generation.max_tokens", "generation.tokens"),

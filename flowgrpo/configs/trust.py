@@ -30,7 +30,7 @@ from .yaml_text import parse_yaml
 
 CONFIG = "config.yaml"
 """Name of a recipe in a run folder and in a checkpoint."""
-PLAIN = ("name", "paper", "task", "data", "model", "run", "published", "generation", "parts", "clamp")
+PLAIN = ("name", "paper", "task", "data", "model", "run", "published", "generation", "parts", "transform", "clamp")
 """Keys of a recipe at which no part and no reward stands."""
 PARTS_OF_FORMS = ("tool",)
 """Options of the package's forms of rollouts that are parts. The other options are numbers and texts for the policy."""

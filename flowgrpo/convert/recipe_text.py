@@ -16,8 +16,8 @@ from ..parts.choice import plain
 from .conversion import Carried, Conversion, Remark
 
 ORDER = (
-    "base", "name", "task", "model", "data", "sampler", "generation", "rollout", "rewards", "advantage", "clamp",
-    "select", "objective", "penalties", "optimizer", "evaluate", "run",
+    "base", "name", "task", "model", "data", "sampler", "generation", "rollout", "rewards", "advantage",
+    "transform", "clamp", "select", "objective", "penalties", "optimizer", "evaluate", "run",
 )  # fmt: skip
 """Keys of a recipe in the order in which a conversion writes them; other keys follow."""
 WIDTH = 118

@@ -15,6 +15,10 @@ EPS = 1e-4
 """What they add to a standard deviation."""
 DECAYS = {"copy": (0, 0.0, 0.0), "linear_to_0_5": (0, 0.001, 0.5), "delayed_linear_to_0_999": (75, 0.0075, 0.999)}
 """The share of the past in their old policy: the iteration after which it rises, its rise, and its end."""
+TRANSFORMS = {
+    "continuous": None, "positive_only": "positive", "negative_only": "negative", "one_only": "one", "binary": "sign",
+}  # fmt: skip
+"""Their mode of the advantages of DiffusionNFT -> transform of a recipe."""
 PER_LATENT = "the mean over the numbers of a latent, there too"
 
 
@@ -205,9 +209,10 @@ def _nft(conversion: Conversion, updates: int) -> None:
     times = max(int(steps * share), 1)
     note = "the same levels for all images, and never the level of the last step; there each image has its own"
     conversion.carry("algorithm.timestep_fraction", "objective.times", times if times < steps - 1 else None, note)
-    if settings.text("algorithm.adv_mode") != "continuous":
-        conversion.lose("algorithm.adv_mode", "the advantage itself says how good an image is")
-    conversion.used("algorithm.adv_mode")
+    mode = settings.text("algorithm.adv_mode")
+    if mode not in TRANSFORMS:
+        raise settings.wrong("algorithm.adv_mode", ", ".join(TRANSFORMS))
+    conversion.carry("algorithm.adv_mode", "transform", TRANSFORMS[mode])
     _comparison(conversion, clamped=False)
     weight = settings.number(f"{LOSS}ref_kl_coef") or 0.0
     penalties = [{"name": "kl", "weight": weight}] if weight > 0 else []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,20 @@ def as_precise(values: Tensor) -> Tensor:
 def goodness(advantages: Tensor, bound: float) -> Tensor:
     """Advantages as numbers in [0, 1], of the same shape: 0 at -bound and below, 1 at bound and above."""
     return (advantages / (2.0 * bound) + 0.5).clamp(0.0, 1.0)
+
+
+TRANSFORMS: dict[str, Callable[[Tensor], Tensor]] = {
+    "positive": lambda advantages: advantages.clamp(min=0.0),
+    "negative": lambda advantages: advantages.clamp(max=0.0),
+    "one": lambda advantages: (advantages > 0.0).to(advantages),
+    "sign": torch.sign,
+    "exponential": lambda advantages: -torch.exp(-advantages),
+}
+"""What becomes of advantages, by the names that recipes use; each returns a tensor of the same shape.
+
+The first four are in the released code of DiffusionNFT (2509.16117). The last one is the transform of DDRL
+(2512.04332): it never rewards a sample, and a bad sample counts for more than a good one.
+"""
 
 
 def sum_by_group(values: Tensor, index: Tensor, num_groups: int) -> Tensor:

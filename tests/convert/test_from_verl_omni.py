@@ -133,6 +133,19 @@ def test_nft_samples_with_its_old_policy(schedule: str, old: tuple[Any, ...], tm
         assert ours == pytest.approx(wanted, abs=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("mode", "transform"),
+    [
+        ("continuous", None), ("positive_only", "positive"), ("negative_only", "negative"), ("one_only", "one"),
+        ("binary", "sign"),
+    ],
+)  # fmt: skip
+def test_a_mode_of_advantages_is_a_transform(mode: str, transform: str | None, tmp_path: Path) -> None:
+    recipe, lines = converted(tmp_path, *NFT, f"algorithm.adv_mode={mode}")
+    assert (recipe.transform, recipe.clamp) == (transform, None)
+    assert not any("adv_mode" in line for line in lines[lines.index("not carried over:") :])
+
+
 def test_an_old_policy_that_is_the_policy_is_left_out(tmp_path: Path) -> None:
     recipe, _ = converted(tmp_path, *NFT, "algorithm.old_policy_update_interval=1")
     assert recipe.objective["old"] is None
@@ -176,6 +189,7 @@ def test_several_rewards_have_their_weights(tmp_path: Path) -> None:
         (f"{LOSS}.loss_mode=mine", "loss_mode is mine, which has no counterpart here"),
         ("actor_rollout_ref.model.path=ByteDance-Seed/BAGEL-7B-MoT", "the model is BAGEL"),
         (f"{ROLLOUT}.algo.sde_type=heun", "write sde, cps, dance_sde"),
+        (f"{LOSS}.loss_mode=diffusion_nft algorithm.adv_mode=best", "write continuous, positive_only, negative_only"),
         ("data.train_batch_size=many", "write a number"),
         ("x='open", "' is not closed"),
     ],

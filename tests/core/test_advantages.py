@@ -1,11 +1,15 @@
 """Advantages within groups, by hand, and what must not change them."""
 
+import typing
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flowgrpo.configs.schema import Recipe
 from flowgrpo.core.advantages import (
+    TRANSFORMS,
     anchored_advantages,
     filled_rewards,
     group_advantages,
@@ -327,3 +331,22 @@ def test_means_of_groups_leave_out_what_is_unknown() -> None:
     assert found[:3].tolist() == [[2.0, 3.0], [5.0, 1.0], [2.0, 3.0]]
     assert bool(found[3, 0].isnan())
     assert float(found[3, 1]) == 3.0
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("positive", [0.0, 0.0, 0.0, 0.5, 3.0]),
+        ("negative", [-2.0, -0.5, 0.0, 0.0, 0.0]),
+        ("one", [0.0, 0.0, 0.0, 1.0, 1.0]),
+        ("sign", [-1.0, -1.0, 0.0, 1.0, 1.0]),
+        ("exponential", [-7.38905609893065, -1.6487212707001282, -1.0, -0.6065306597126334, -0.049787068367863944]),
+    ],
+)
+def test_transforms_by_hand(name, wanted):
+    close(TRANSFORMS[name](torch.tensor([-2.0, -0.5, 0.0, 0.5, 3.0])), wanted)
+
+
+def test_a_recipe_may_name_every_transform():
+    choices, _ = typing.get_args(Recipe.model_fields["transform"].annotation)
+    assert set(typing.get_args(choices)) == set(TRANSFORMS)

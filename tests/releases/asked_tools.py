@@ -15,7 +15,7 @@ from tests.releases.asked_losses import SIGMA, noised
 from tests.releases.asked_steps import transitions
 from tests.releases.asking import STEPS, Names, Question, drawn, table
 from tests.releases.sources import FLOW_DPPO as UNIRL
-from tests.releases.sources import VERL_OMNI
+from tests.releases.sources import NFT, VERL_OMNI
 
 PROMPTS = ["a"] * 4 + ["b"] * 4 + ["c"] * 4
 
@@ -126,6 +126,32 @@ def unirl_klein_levels(names: Names) -> dict[str, Any]:
     return {"grid": grid, "mu": [names["compute_empirical_mu"](*place) for place in grid]}
 
 
+def verl_omni_goodness(names: Names) -> dict[str, Any]:
+    """How good images are, from 0 to 1, by their advantages, by the mode of advantages and the bound."""
+    advantages = torch.tensor([-10.0, -5.0, -1.3, -0.2, 0.0, 0.4, 1.0, 4.7, 5.0, 10.0])
+    modes = ("continuous", "positive_only", "negative_only", "one_only", "binary")
+    to_share = names["_advantage_to_reward_prob"]
+    return {
+        "advantages": advantages,
+        "forms": [
+            {"mode": mode, "bound": bound, "good": to_share(advantages, adv_clip_max=bound, adv_mode=mode)}
+            for mode in modes
+            for bound in (0.5, 1.0, 5.0)
+        ],
+    }  # fmt: skip
+
+
+def diffusion_nft_goodness(names: Names) -> dict[str, Any]:
+    """The same of the code of DiffusionNFT."""
+    advantages, bound = torch.tensor([-10.0, -5.0, -1.3, -0.2, 0.0, 0.4, 1.0, 4.7, 5.0, 10.0]), 5.0
+    found = []
+    for mode in ("all", "positive_only", "negative_only", "one_only", "binary"):
+        config = SimpleNamespace(train=SimpleNamespace(adv_clip_max=bound, adv_mode=mode))
+        made = names["run"](config=config, train_sample_batch={"advantages": advantages[:, None]}, j_idx=0)
+        found.append({"mode": mode, "bound": bound, "good": made["r"]})
+    return {"advantages": advantages, "forms": found}
+
+
 def verl_omni_decays(names: Names) -> dict[str, Any]:
     """The share of the old policy that stays, by iteration."""
     kinds = ("copy", "linear_to_0_5", "delayed_linear_to_0_999")
@@ -169,6 +195,13 @@ OF_TOOLS: dict[str, Question] = {
         verl_omni_advantages,
         statements=("compute_flow_grpo_outcome_advantage", 1, 6),
     ),
+    "verl_omni_goodness": Question(
+        *VERL_OMNI,
+        "verl_omni/trainer/diffusion/diffusion_algos.py",
+        ("DiffusionNFTLoss._advantage_to_reward_prob",),
+        verl_omni_goodness,
+    ),
+    "diffusion_nft_goodness": Question(*NFT, "scripts/train_nft_sd3.py", (), diffusion_nft_goodness, (910, 929)),
     "verl_omni_dance_steps": Question(
         *VERL_OMNI,
         "verl_omni/pipelines/schedulers/flow_match_sde.py",

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from flowgrpo.core.advantages import group_advantages
+from flowgrpo.convert.verl_omni_methods import TRANSFORMS as TRANSFORMS_OF
+from flowgrpo.core.advantages import TRANSFORMS, goodness, group_advantages
 from flowgrpo.core.forward_process import Noised, awm, crd, dgpo, diffusion_nft, flow_dpo
 from flowgrpo.core.objectives import gaussian_kl, policy_loss
 from flowgrpo.core.penalties import Edges, adaptive_kl, kl, stepwise
@@ -46,6 +47,18 @@ def test_negative_aware_fine_tuning_has_the_loss_of_the_release(name: str) -> No
     loss = diffusion_nft(rows, beta=asked["beta"], bound=asked["bound"])[0].mean()
     assert loss.item() == pytest.approx(asked["loss"], rel=1e-6)
     torch.testing.assert_close(gradient(loss, velocity), torch.tensor(asked["gradient"]), **ROUNDING)
+
+
+@pytest.mark.parametrize("name", ["verl_omni_goodness", "diffusion_nft_goodness"])
+def test_a_transform_and_a_bound_say_how_good_an_image_is_as_in_the_release(name: str) -> None:
+    """In verl-omni's own modes, also with bounds below 1, at which a whole advantage of 1 is out of bounds."""
+    asked = numbers(name)
+    for form in asked["forms"]:
+        chosen = TRANSFORMS_OF.get(form["mode"])
+        advantages = torch.tensor(asked["advantages"])
+        found = goodness(advantages if chosen is None else TRANSFORMS[chosen](advantages), form["bound"])
+        torch.testing.assert_close(found, torch.tensor(form["good"]), **ROUNDING)
+    assert {form["mode"] for form in asked["forms"]} - {"all"} >= set(TRANSFORMS_OF) - {"continuous"}
 
 
 def test_advantage_weighted_matching_has_the_log_prob_of_the_release() -> None:

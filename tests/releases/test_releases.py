@@ -18,6 +18,7 @@ What is compared:
 - SAGE-GRPO: the step, the factors of its equaliser, and its two divergences.
 - Euphonium: the step, the drift of its guide, the weight of its KL, and the loss of its two advantages.
 - Pref-GRPO: the KL, the loss, and the advantages of several rewards.
+- DiffusionNFT: how good an image is by each mode of its advantages; verl-omni's modes too.
 - DiffusionNFT, AWM, DGPO, CRD: the loss, its gradient, and the decay of the average. AWM with its KL and its trust
   term, DGPO with its clip and its KL, CRD in five forms with its KL. CRD's code is the code in Flow-Factory.
 - LLaDA and Dream: the logits and the names of the weights, of a copy of the code that their weights bring. LLaDA: the

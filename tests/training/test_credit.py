@@ -1,5 +1,6 @@
 """From rewards to advantages of steps, on real rollouts with a velocity of our own."""
 
+import math
 import re
 from dataclasses import replace
 
@@ -243,6 +244,57 @@ def test_a_recipe_centres_what_it_selects() -> None:
     assert found.tolist() == pytest.approx([-7 / 3, -4 / 3, -1 / 3, 8 / 3])
     assert kept is not None
     assert float(found[kept[t.node]].sum()) == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("transform", "wanted"),
+    [
+        ("positive", [0.0, 0.0, 0.0, 3.0]),
+        ("negative", [-2.0, -1.0, 0.0, 0.0]),
+        ("one", [0.0, 0.0, 0.0, 1.0]),
+        ("sign", [-1.0, -1.0, 0.0, 1.0]),
+        ("exponential", [-5.0, -math.e, -1.0, -math.exp(-3.0)]),
+    ],
+)
+def test_a_transform_comes_before_the_bound(transform: str, wanted: list[float]) -> None:
+    """Rewards 0, 1, 2 and 5 less their mean 2. The bound 5 holds back -exp(2) alone."""
+    lines = ["advantage={name: group, scale: none}", f"transform={transform}"]
+    e = experience(window_plan(FIVE, [1], FLOW, samples=4), prompts=1)
+    batch = Batch([0], [PromptRow(0, "a square")], e, scores(torch.tensor([0.0, 1.0, 2.0, 5.0])))
+    everyone = pooled(Processes(), batch.places, batch.rows, e, batch.scores)
+    (t,) = e.rollout.transitions
+    found = Credit(load_recipe("mixgrpo", lines)).advantages(everyone, batch)
+    assert found[t.node].tolist() == pytest.approx(wanted)
+
+
+def test_a_sample_without_a_reward_has_no_advantage_after_a_transform() -> None:
+    """-exp(-0) is -1, and such a sample has 0; so have previews, which are no samples."""
+    lines = ["advantage={name: group, scale: none}", "transform=exponential"]
+    e = experience(window_plan(FIVE, [1], FLOW, samples=2, probe=1), prompts=1)
+    values = torch.where(e.outcomes, 0.0, 7.0)
+    values[e.outcomes] = torch.tensor([torch.nan, 3.0])
+    batch = Batch([0], [PromptRow(0, "a square")], e, scores(values))
+    everyone = pooled(Processes(), batch.places, batch.rows, e, batch.scores)
+    (t,) = e.rollout.transitions
+    found = Credit(load_recipe("mixgrpo", lines)).advantages(everyone, batch)
+    assert found[t.node].tolist() == [0.0, -1.0]
+    assert found[e.rollout.leaf[~e.outcomes]].tolist() == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "lines", "said"),
+    [
+        ("draft", ["transform=positive"], "objective reward_gradient reads none; leave transform out"),
+        ("direct_align", ["transform=one"], "objective direct_align reads none; leave transform out"),
+        ("diffusion_opd", ["transform=sign"], "objective visited reads none; leave transform out"),
+        ("text_opd", ["transform=sign"], "changes advantages, and objective"),
+        ("ddrl", ["transform=exponential", "clamp=null"], "write a bound, such as clamp: 5.0"),
+        ("ddrl", ["transform=exp"], "Input should be 'positive', 'negative', 'one', 'sign' or 'exponential'"),
+    ],
+)  # fmt: skip
+def test_a_transform_that_does_not_fit_is_refused(recipe: str, lines: list[str], said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        load_recipe(recipe, lines)
 
 
 def test_centring_needs_the_advantages_of_samples() -> None:

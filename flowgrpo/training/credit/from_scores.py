@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...configs.reward_sections import RewardConfig
 from ...configs.schema import AnyRecipe
-from ...core.advantages import group_advantages
+from ...core.advantages import TRANSFORMS, group_advantages
 from ...core.bounded_terms import positive_only_advantages
 from ...parts.choice import Choice
 from ...rewards.runner import RewardBatch
@@ -89,6 +89,11 @@ class Credit:
         # A credit gives NaN to a step that no score reaches. It reaches some, where samples have scores.
         lost = bool(found.isnan().all()) and not bool(judged.scores.values.isnan().any())
         refuse_not_finite(f"credit {recipe.credit.short}", found, ~found.isnan() | lost)
+        if recipe.transform is not None:
+            # A transform may make something of 0, which is the advantage where no reward applies.
+            without = experience.node_advantages(judged.rewards()).isnan()
+            found = TRANSFORMS[recipe.transform](found)
+            found[without.to(found.device)] = 0.0
         found = extensions.advantages_made(found.nan_to_num(), everyone, batch)
         return found if recipe.clamp is None else found.clamp(-recipe.clamp, recipe.clamp)
 
