@@ -16,8 +16,18 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+# What a command imports when it trains or evaluates. A process that imports all this itself needs a second for it.
+LOADED = (
+    "peft", "diffusers.pipelines.stable_diffusion_3", "diffusers.guiders", "diffusers.pipelines.onnx_utils",
+    "flowgrpo.cli.app", "flowgrpo.cli.plan", "flowgrpo.training.session", "flowgrpo.training.folder.changing",
+    "flowgrpo.training.losses.objectives_by_name", "flowgrpo.training.text.text_task",
+    "flowgrpo.training.masked.masked_task", "flowgrpo.training.reporting.progress", "flowgrpo.gallery.build",
+    "flowgrpo.worlds.scenes.gold", "flowgrpo.worlds.arithmetic.problems",
+)  # fmt: skip
 
 
 @cache
@@ -81,12 +91,15 @@ def run(job: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    import peft  # noqa: F401
-    import transformers
-    from diffusers import StableDiffusion3Pipeline  # noqa: F401
     from PIL import Image
 
-    dir(transformers)  # This and the next are done once and kept, and are slow.
+    from flowgrpo.training.model_paths import embedded_pipeline
+    from flowgrpo.weights.pipeline_folders import check_pipeline_folder
+
+    for name in LOADED:
+        import_module(name)
+    # These keep what they find, and are slow.
+    check_pipeline_folder(embedded_pipeline())
     Image.init()
     # What is imported stays: the collectors of garbage of the processes need not look through it, nor copy it.
     gc.collect()
