@@ -365,3 +365,7 @@ class RunConfig(Section):
         description="On a GPU, sum in a fixed order where PyTorch has such a kernel, so that a resumed run equals an "
         "unbroken one. This is slower, above all for attention in float32. On a CPU it changes nothing.",
     )
+
+    def saves_samples(self, iteration: int) -> bool:
+        """Whether the training samples of an iteration are saved."""
+        return iteration % self.sample_every == 0

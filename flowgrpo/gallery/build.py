@@ -115,7 +115,7 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
 
 
 def make_thumbnails(thumbnails: Thumbnails, runs: Sequence[Run]) -> list[dict[str, Thumbnail | None]]:
-    """For each run, the thumbnails by `Sample.image`."""
+    """For each run, the thumbnails by path."""
     images = [image_names(run) for run in runs]
     frames = {run.samples / name: count for run in runs for name, count in frame_counts(run).items()}
     made = thumbnails.make((run.samples / name for run, of_run in zip(runs, images) for name in of_run), frames)
@@ -123,10 +123,10 @@ def make_thumbnails(thumbnails: Thumbnails, runs: Sequence[Run]) -> list[dict[st
 
 
 def image_names(run: Run) -> list[str]:
-    """The images of a run and the pictures of its prompts, sorted."""
+    """The images of a run, the images of its completions, and the pictures of its prompts, sorted."""
     shots = [shot for pair in run.pairs for shot in pair.shots.values()]
     pictures = {name for shot in shots for name in shot.pictures}
-    return sorted({shot.image for shot in shots if shot.image} | pictures)
+    return sorted({image for shot in shots for image, _ in shot.images} | pictures)
 
 
 def samples_url(run: Run, out: Path) -> str:

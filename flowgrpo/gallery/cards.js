@@ -82,7 +82,7 @@ function card(end, details, at) {
   if (row.only) about.push(sourceName(row.only));
   const kind = row.only ? "same" : direction(gainOf(before, after, rewardIndex()));
   const passages = () => el("div", { class: cells.length === 1 ? "frames one" : "frames" },
-    ...cells.map((cell, at) => passage(cell, at, details, 400)));
+    ...cells.map((cell, at) => passage(cell, at, details, 400, open)));
   const head = el("div", { class: "head" }, pickBox(row), el("h3", {}, title), starButton(row),
     row.messages.length ? turnsOf(row.messages, 400) : null, promptPictures(row));
   return el("article", { class: `pair ${kind}` }, head,

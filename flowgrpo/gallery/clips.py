@@ -16,9 +16,9 @@ _FORMAT = "video-1"  # part of every name: change it when the same frames would 
 
 
 def frame_counts(run: Run) -> dict[str, int]:
-    """The number of frames of each sample that is a video, by `Sample.image`."""
+    """The number of frames of each image that is a video, by its path."""
     shots = (shot for pair in run.pairs for shot in pair.shots.values())
-    return {shot.image: shot.frames for shot in shots if shot.image and shot.frames > 1}
+    return {image: frames for shot in shots for image, frames in shot.images if frames > 1}
 
 
 def video_file(name: str) -> str:
@@ -40,11 +40,11 @@ def make_videos(
     Args:
         out: the gallery folder.
         runs: the runs.
-        thumbnails: for each run, its thumbnails by `Sample.image`. The content of an image names its video.
+        thumbnails: for each run, its thumbnails by path. The content of an image names its video.
         fps: frames a second, or None for the rate of each run's call.
 
     Returns:
-        For each run, the names of its videos by `Sample.image`. A sample is left out if its picture cannot be cut into
+        For each run, the names of its videos by path. A sample is left out if its picture cannot be cut into
         its frames. All are left out if the package av is not there.
 
     Raises:

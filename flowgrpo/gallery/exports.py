@@ -100,7 +100,7 @@ def write_dataset(folders: Sequence[Path], path: Path) -> Path:
     Every row has `file_name` (text: `completion`), `prompt`, `prompt_id`, `seed`, `run`, `phase` and `iteration`. If
     there are videos, it has `frames`: how many stand side by side in the image, 1 for a picture. It has `reward_NAME`
     for each reward and `column_NAME` for each column of the prompt file; a missing value is null. The text `notes`
-    holds the notes of the rewards.
+    holds the notes of the rewards. `rendered_NAME` lists the images that a reward made of the completion.
 
     Raises:
         ValueError: see `build_gallery`; or the folder exists.
@@ -116,7 +116,16 @@ def write_dataset(folders: Sequence[Path], path: Path) -> Path:
         if shot.image or shot.completion is not None
     ]
     rewards, columns = names(shot.rewards for *_, shot in samples), names(shot.columns for *_, shot in samples)
+    rendered = names(shot.rendered for *_, shot in samples)
     videos = any(shot.frames > 1 for *_, shot in samples)
+    copies: dict[Path, str] = {}
+
+    def copied(image: Path, folder: Path) -> str:
+        if image not in copies:
+            copies[image] = f"images/rendered-{len(copies):06d}{image.suffix.lower()}"
+            (folder / "images").mkdir(exist_ok=True)
+            shutil.copyfile(image, folder / copies[image])
+        return copies[image]
 
     def write(folder: Path) -> None:
         lines: list[str] = []
@@ -129,6 +138,9 @@ def write_dataset(folders: Sequence[Path], path: Path) -> Path:
                 (folder / "images").mkdir(exist_ok=True)
                 shutil.copyfile(runs[number].samples / shot.image, folder / row["file_name"])
             row |= {"frames": shot.frames} if videos else {}
+            for name in rendered:
+                made = [runs[number].samples / one.image for one in shot.rendered.get(name, ()) if one.image]
+                row[f"rendered_{name}"] = [copied(image, folder) for image in made]
             row |= {"prompt": shot.prompt, "prompt_id": shot.prompt_id, "seed": shot.seed}
             row |= {"run": runs[number].name, "phase": phase, "iteration": shot.iteration}
             row |= {f"reward_{name}": shot.rewards.get(name) for name in rewards}

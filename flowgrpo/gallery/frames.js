@@ -144,8 +144,56 @@ function pictures(row, cells, files = [], open = null) {
 
 const compared = new WeakMap(); // details of the later completion → details of the earlier one, and the pieces of both
 
-// Heading and text of one completion. In the last of several completions, differences from the first are marked.
-function passage(cell, at, details, room) {
+// The images that rewards made of a completion; once, if several rewards share them. Without `open`, a click on an
+// image makes it large.
+function renderedImages(cell, rendered, open = null, whole = false) {
+  const lists = new Map();
+  for (const [reward, images] of rendered ?? []) {
+    const key = JSON.stringify(images);
+    if (lists.has(key)) lists.get(key).rewards.push(reward);
+    else lists.set(key, { rewards: [reward], images });
+  }
+  if (!lists.size) return null;
+  return el("div", { class: whole ? "made whole" : "made" }, ...[...lists.values()].map(({ rewards, images }) => {
+    const label = rewards.join(", ");
+    const shown = images.map(([name, thumb, video], at) => {
+      const alt = `${images.length > 1 ? `Image ${at + 1}` : "Image"} that ${label} made of the completion, ${sourceName(cell.set)}`;
+      const media = renderedOne(cell, name, thumb, video, alt, !open);
+      if (!media || media.tagName === "VIDEO") return media ?? el("span", { class: "absent" }, "the image file is missing");
+      const frame = button(media, open ?? (() => frame.setAttribute("aria-pressed", String(frame.classList.toggle("large")))),
+        { class: "render", title: label, "aria-pressed": open ? null : "false" });
+      return frame;
+    });
+    if (!images.length) shown.push(el("span", { class: "absent" }, "A server made the images, and sent the scores alone"));
+    return el("figure", {}, el("div", { class: "row" }, ...shown), lists.size > 1 ? el("figcaption", {}, label) : null);
+  }));
+}
+
+// One of these images: its thumbnail, or with `file` the image itself; or its video. Null if there is none.
+function renderedOne(cell, name, thumb, video, alt, file) {
+  const small = thumbNamed(thumb);
+  const clip = clipNamed(video);
+  const source = file && name && !store.thumbs ? store.site.runs[cell.set.run].base + name : small;
+  if (!source) return null;
+  const still = () => el("img", { loading: "lazy", decoding: "async", draggable: "false", alt, src: small ?? source });
+  if (clip) {
+    const moving = player(clip, small, alt, file, still);
+    watched.observe(moving);
+    return moving;
+  }
+  const image = still();
+  image.addEventListener("load", () => image.classList.toggle("pixels", image.naturalWidth <= 160));
+  image.addEventListener("error", () => {
+    if (small && image.getAttribute("src") !== small) image.src = small;
+    else image.replaceWith(el("span", { class: "absent" }, "the image file is missing"));
+  });
+  image.src = source;
+  return image;
+}
+
+// Heading and text of one completion, and the images that rewards made of it. In the last of several completions,
+// differences from the first are marked. With `open`, it is a part of a card.
+function passage(cell, at, details, room, open = null, whole = false) {
   const [own, first, last] = [details[at], details[0], details[details.length - 1]];
   if (!cell || !own) return el("figure", {}, el("div", { class: "words absent" }, "not sampled"));
   if (first && last && first !== last && compared.get(last)?.first !== first) {
@@ -156,7 +204,7 @@ function passage(cell, at, details, room) {
   const same = own === last && first && first !== last && own.completion === first.completion;
   const length = same ? "same text" : plural([...own.completion].length, "character");
   return el("figure", {}, el("figcaption", {}, el("span", {}, sourceName(cell.set)), el("span", {}, length)),
-    folded(pieces, room), unmasking(own.steps));
+    folded(pieces, room), unmasking(own.steps), renderedImages(cell, own.rendered, open, whole));
 }
 
 // What a masked model had written after each step, behind a click; masks are shown as _.

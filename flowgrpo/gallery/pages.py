@@ -37,10 +37,10 @@ def site_files(
 
     Args:
         runs: the run folders' contents.
-        thumbnails: for each run, its thumbnails by `Sample.image`.
+        thumbnails: for each run, its thumbnails by path.
         bases: for each run, the relative URL of its samples, ending in a slash.
         live: whether the page should look for newer data.
-        videos: for each run, the names of its videos by `Sample.image`.
+        videos: for each run, the names of its videos by path.
         places: URLs relative to the page: of the working directory, then of each run folder; None if there is none.
     """
     shots = [shot for run in runs for pair in run.pairs for shot in pair.shots.values()]
@@ -249,7 +249,9 @@ def _run_files(
                 files[name]["videos"] = [videos.get(shot.image) if shot.image else None for _, shot in shots]
             for start in range(0, len(shots), MORE):
                 part = [shot for _, shot in shots[start : start + MORE]]
-                files[f"{name}-{start // MORE}"] = {"details": [_details(shot, rewards) for shot in part]}
+                files[f"{name}-{start // MORE}"] = {
+                    "details": [_details(shot, rewards, images, videos) for shot in part]
+                }
     return files
 
 
@@ -278,12 +280,23 @@ def _picture(name: str, images: Mapping[str, Thumbnail | None]) -> list[str | No
     return [quote(name), thumbnail.name if thumbnail else None]
 
 
-def _details(shot: Sample, rewards: Sequence[str]) -> dict[str, Any]:
+def _rendering(name: str | None, images: Mapping[str, Thumbnail | None], videos: Mapping[str, str]) -> list[str | None]:
+    """Of an image of a completion: the address of its file, and the names of its thumbnail and of its video."""
+    return [None, None, None] if name is None else [*_picture(name, images), videos.get(name)]
+
+
+def _details(
+    shot: Sample, rewards: Sequence[str], images: Mapping[str, Thumbnail | None], videos: Mapping[str, str]
+) -> dict[str, Any]:
     sample: dict[str, Any] = {"completion": shot.completion} if shot.completion is not None else {}
     if shot.image:
         sample["image"] = quote(shot.image)
     if shot.path:
         sample["path"] = [list(place) for place in shot.path]
+    if shot.rendered:
+        sample["rendered"] = [
+            [reward, [_rendering(one.image, images, videos) for one in made]] for reward, made in shot.rendered.items()
+        ]
     if shot.noise is not None:
         sample["noise"] = shot.noise
     if shot.steps:

@@ -58,7 +58,7 @@ async function drawPicture() {
   about.push(["prompt", row.id], ["seed", row.seed]);
   const body = store.site.text
     ? el("div", { class: ends.length === 1 ? "frames one" : "frames" }, ...ends.map((index, place) =>
-      passage(cells[index], place, ends.map((end) => details[end]), 20000)))
+      passage(cells[index], place, ends.map((end) => details[end]), 20000, null, true)))
     : pictures(row, ends.map((index) => cells[index]), ends.map((index) => details[index].image));
   const parts = ends.length ? partRows(ends.map((index) => details[index])) : [];
   const dialog = byId("picture");
@@ -146,7 +146,8 @@ function groupStrip(group) {
   return el("div", { class: "strip" }, ...group.map((one) => {
     const label = el("figcaption", {}, el("span", {}, `seed ${one.row.seed}`), el("span", {}, number(scoreOf(one.cell, rewardIndex()))));
     if (store.site.text) {
-      return el("figure", { class: one.same ? "own" : null }, label, folded([[one.details.completion ?? "", false]], 400));
+      return el("figure", { class: one.same ? "own" : null }, label, folded([[one.details.completion ?? "", false]], 400),
+        renderedImages(one.cell, one.details.rendered, () => openPicture(one.row.key)));
     }
     const frame = button(picture(one.row, one.cell), () => openPicture(one.row.key), { class: "frame", "aria-current": one.same || null });
     return el("figure", { class: one.same ? "own" : null }, frame, label);

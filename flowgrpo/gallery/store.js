@@ -132,8 +132,9 @@ function thumbNamed(name) {
   return `thumbs/${name.slice(0, 2)}/${name.slice(2)}.webp`;
 }
 
-function videoOf(cell) {
-  const name = cell.set.videos?.[cell.at];
+const videoOf = (cell) => clipNamed(cell.set.videos?.[cell.at]);
+
+function clipNamed(name) {
   if (!name) return null;
   if (store.clips) return `data:video/webm;base64,${store.clips.get(name)}`;
   return `videos/${name.slice(0, 2)}/${name.slice(2)}.webm`;

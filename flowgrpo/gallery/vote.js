@@ -128,7 +128,10 @@ async function figure(pair, side, name) {
   if (pair[side].completion !== undefined) {
     const text = folded([[pair[side].completion, false]], 6000);
     text.dir = "auto";
-    return el("figure", { class: chosen, "aria-label": name }, el("figcaption", {}, name), text);
+    const made = await Promise.all(pair[side].rendered.map((address) => loaded(address, `An image of the ${name.toLowerCase()} completion`)));
+    const images = made.map((image) => image ?? el("span", { class: "absent" }, "the image cannot be shown"));
+    return el("figure", { class: chosen, "aria-label": name }, el("figcaption", {}, name), text,
+      images.length ? el("div", { class: "made whole" }, ...images) : null);
   }
   const shown = pair[side].video ? await film(pair[side].video, name) : await picture(pair[side].picture, name);
   const frame = button("", () => choose(side), { class: "frame", tabindex: -1, "data-choice": side, "data-needs": "both" });

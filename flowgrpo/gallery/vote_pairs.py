@@ -15,6 +15,9 @@ from ..votes.samples import Sample
 from .export_rows import samples_at
 from .run_reading import Run
 
+OF = " / "
+"""As `rewards.runner.OF`, without the libraries of rewards."""
+
 
 @dataclass(frozen=True)
 class Source:
@@ -76,6 +79,15 @@ class Ballot:
         """The seed of both samples, or the two seeds in their order in the run."""
         sides = sorted((self.left, self.right), key=lambda its: its.shot.sample)
         return ", ".join(dict.fromkeys(its.shot.seed for its in sides))
+
+    def rendered(self, side: str) -> list[str]:
+        """The images that rewards made of the completion of a side, by path, each once.
+
+        Images of something else, such as the prompt itself, would not help to choose.
+        """
+        found = (self.left if side == "left" else self.right).shot.rendered
+        own = (made for label, made in found.items() if label.rpartition(OF)[0] not in found)
+        return list(dict.fromkeys(one.image for made in own for one in made if one.image))
 
     def key(self, home: Path) -> Key:
         """The same key as `Vote.key` of a vote on these samples."""

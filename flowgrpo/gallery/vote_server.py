@@ -103,6 +103,8 @@ class Booth:
         for side, its in (("left", ballot.left), ("right", ballot.right)):
             text, kind = its.shot.completion, "video" if its.film else "picture"
             sides[side] = {kind: f"{kind}s/{number}/{side}"} if text is None else {"completion": text}
+            if text is not None:
+                sides[side]["rendered"] = [f"rendered/{number}/{side}/{at}" for at in range(len(ballot.rendered(side)))]
         given = [f"prompts/{number}/{at}" for at in range(len(ballot.left.shot.pictures))]
         messages = [[one["role"], one["content"]] for one in ballot.left.shot.messages]
         shown = {"prompt": ballot.left.shot.prompt, "messages": messages, "pictures": given}
@@ -121,6 +123,14 @@ class Booth:
         if file is None:
             raise VoteRefused(404, "there is no such picture")
         return file
+
+    def rendered(self, number: int, side: str, at: int) -> Path:
+        """The file of an image that a reward made of the completion of a side."""
+        its = self._side(number, side)
+        names = self._ballot(number).rendered(side)
+        if at >= len(names):
+            raise VoteRefused(404, "there is no such picture")
+        return its.source.run.samples / names[at]
 
     def video(self, number: int, side: str) -> Path:
         """The video of a side as WebM; it is made when it is first asked for."""
@@ -251,6 +261,8 @@ class Handler(BaseHTTPRequestHandler):
                 self._send_file(lambda: booth.picture(_number(number), side))
             case ["videos", number, side]:
                 self._send_file(lambda: booth.video(_number(number), side))
+            case ["rendered", number, side, at]:
+                self._send_file(lambda: booth.rendered(_number(number), side, _number(at)))
             case ["prompts", number, at]:
                 self._send_file(lambda: booth.given(_number(number), _number(at)))
             case _:

@@ -155,6 +155,7 @@ def _scored(
         if sampler is not None:
             experience = sampler(way, kept, numbered, progress(len(numbered), say, whose))
             say(f"scoring {len(own) * count} samples{whose}")
+            rewards.keeps_rendered = kept is not None
             try:
                 scores = rewards.score(*asked(own, experience))
             except RewardError:
@@ -166,7 +167,7 @@ def _scored(
         everything, numbers = processes.pool(made_of, [owner for owner, _ in made_of])
         if kept is not None:
             records = sample_records(own, experience, scores, numbers) if experience is not None else []
-            kept.scored(numbers, records, experience.samples if experience is not None else [])
+            kept.scored(numbers, records, experience.samples if experience is not None else [], scores.rendered)
         owners, values = zip(*everything, strict=True)
         found.append(Scored(rewards.names, torch.tensor(owners), torch.tensor(values)))
     rewards.close()

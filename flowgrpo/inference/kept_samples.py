@@ -20,6 +20,7 @@ from ..rewards.runner import RewardBatch
 from ..training.data import PromptRow
 from ..training.distributed.processes import Processes
 from ..training.folder.files import writing
+from ..training.folder.rendered_images import Rendered, write_rendered
 from ..training.folder.run_folder import save_image, write_text
 from ..training.reporting.records import sample_records
 from .model_recipes import check_not_run
@@ -133,14 +134,25 @@ class KeptSamples:
             lines.append(self._line(number, record, sample))
         self._lines.append(lines)
 
-    def scored(self, numbers: Sequence[int], records: Sequence[Mapping[str, Any]], samples: Sequence[Any]) -> None:
+    def scored(
+        self,
+        numbers: Sequence[int],
+        records: Sequence[Mapping[str, Any]],
+        samples: Sequence[Any],
+        rendered: Rendered,
+    ) -> None:
         """Replace the index by one with the rewards; every sample was added before. Every process must call it.
+
+        Images that rewards made of completions are written too.
 
         Args:
             numbers: the number of each sample of this process; the index is in their order.
             records: of the samples.
             samples: images or completions.
+            rendered: as in `RewardBatch`.
         """
+        made = write_rendered(self.index.parent, "eval", rendered, numbers)
+        records = [{**record, **own} for record, own in zip(records, made, strict=True)]
         self._lines.rewrite({n: self._line(n, *one) for n, *one in zip(numbers, records, samples, strict=True)})
 
     def join(self) -> None:

@@ -144,7 +144,7 @@ class Rendered:
             columns: name -> B values, for the other reward.
 
         Returns:
-            Scores with B values; NaN where the reward applies to none of the images.
+            Scores with B values, NaN where the reward applies to none of the images; and the images.
 
         Raises:
             ValueError: a value of `column` is no text.
@@ -157,10 +157,12 @@ class Rendered:
         keep = self._painter.shared or self.remote
         images = self._painter.value.images([one for part in asked for one in part], keep)
         columns[NOISE_KEY] = keys
-        scored = [self._scored(part, wanted, columns, groups) for part in images.chunk(len(asked))]
+        parts = images.chunk(len(asked))
+        scored = [self._scored(part, wanted, columns, groups) for part in parts]
+        made = {name: [list(own) for own in part.split(self.count)] for name, part in zip(("", "plain"), parts)}
         if not self.plain:
-            return Scores(scored[0])
-        return Scores(scored[0], {"plain": scored[1], "gain": scored[0] - scored[1]})
+            return Scores(scored[0], rendered=made)
+        return Scores(scored[0], {"plain": scored[1], "gain": scored[0] - scored[1]}, rendered=made)
 
     def close(self) -> None:
         """Close the other reward, and free the pipeline if no other reward shares it."""

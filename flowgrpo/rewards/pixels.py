@@ -89,8 +89,11 @@ def as_frames(images: Tensor, most: int | None = None) -> Tensor:
 
 
 def to_bytes(images: Tensor) -> Tensor:
-    """Convert floats in [0, 1] to 8-bit levels, uint8. They are rounded, because truncation would darken the image."""
-    return (images.float() * 255).round().clamp(0, 255).to(torch.uint8)
+    """Convert floats in [0, 1] to 8-bit levels, uint8. They are rounded, because truncation would darken the image.
+
+    Levels in 8 bits stay as they are.
+    """
+    return images if images.dtype == torch.uint8 else (images.float() * 255).round().clamp(0, 255).to(torch.uint8)
 
 
 def preprocess_images(images: Tensor, config: Mapping[str, Any]) -> Tensor:

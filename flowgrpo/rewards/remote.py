@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
+
 from .base import InvalidScores, Scores
 from .inputs import Inputs
 from .options import check_positive
@@ -139,9 +141,12 @@ class Remote:
         notes = [""] * count
         answers: list[str | None] = [None] * count
         of_parts: list[Sequence[float | None] | None] = [None] * count
+        rendered: dict[str, list[Sequence[Tensor] | None]] = {}
         for rows, scores in parts:
             for name in scores.sub_scores:
                 subs.setdefault(name, [math.nan] * count)
+            for name in scores.rendered:
+                rendered.setdefault(name, [None] * count)
             for place, row in enumerate(rows):
                 values[row] = scores.values[place].item()
                 notes[row] = scores.notes[place] if scores.notes else ""
@@ -149,11 +154,14 @@ class Remote:
                 of_parts[row] = scores.parts[place] if scores.parts else None
                 for name, column in scores.sub_scores.items():
                     subs[name][row] = column[place]
+                for name, made in scores.rendered.items():
+                    rendered[name][row] = made[place]
         said = any(scores.answers for _, scores in parts)
         cut = any(scores.parts for _, scores in parts)
         return Scores(
-            values, subs, notes if any(notes) else (), answers=answers if said else (), parts=of_parts if cut else ()
-        )
+            values, subs, notes if any(notes) else (), answers=answers if said else (), parts=of_parts if cut else (),
+            rendered=rendered,
+        )  # fmt: skip
 
     def close(self) -> None:
         """Close the connection. The server keeps running."""

@@ -20,10 +20,14 @@ from torch import Tensor
 from ..parts.foreign import own_line
 from .base import InvalidScores, MissingDependency, NoGradient, Reward, RewardError, RewardSpec, Scores
 from .inputs import Inputs, check_inputs, keep
+from .pixels import to_bytes
 from .registry import build, check_options, resolve
 from .score_batches import RewardBatch, join_scores
 from .time_limit import TimedOut
 from .waiting import pause
+
+OF = " / "
+"""Between the name of a reward and what else its images are of."""
 
 
 class RewardSet:
@@ -66,6 +70,8 @@ class RewardSet:
         """The last sentence about a failure: how to go on after it."""
         self.told: Callable[[str], None] | None = None
         """Called with the name of each reward before it scores."""
+        self.keeps_rendered = False
+        """Whether the scores keep the images that rewards make of completions."""
         self.quarantine = None if quarantine is None else Path(quarantine)
         self.retries, self.base_delay, self._sleep = retries, base_delay, sleep
 
@@ -133,6 +139,7 @@ class RewardSet:
         notes: dict[str, list[str]] = {}
         answers: dict[str, list[str | None]] = {}
         parts: dict[str, list[list[float] | None]] = {}
+        rendered: dict[str, list[list[Tensor] | None]] = {}
         seconds: dict[str, float] = {}
         for k, reward in enumerate(self.rewards):
             start = time.perf_counter()
@@ -150,8 +157,16 @@ class RewardSet:
                     _scatter(answers.setdefault(reward.name, [None] * len(values)), rows, scores.answers)
                 if scores.parts:
                     _scatter(parts.setdefault(reward.name, [None] * len(values)), rows, scores.parts)
+                for key, made in scores.rendered.items() if self.keeps_rendered and kind == "completions" else ():
+                    label = f"{reward.name}{OF}{key}" if key else reward.name
+                    _scatter(rendered.setdefault(label, [None] * len(values)), rows, [_in_bytes(own) for own in made])
+                # Images of this call should not take memory during the next one.
+                del scores
             seconds[reward.name] = time.perf_counter() - start
-        return RewardBatch(values, self.names, self.weights, sub_scores, notes, seconds, answers=answers, parts=parts)
+        return RewardBatch(
+            values, self.names, self.weights, sub_scores, notes, seconds, answers=answers, parts=parts,
+            rendered=rendered,
+        )  # fmt: skip
 
     def gradients(
         self, images: Tensor, prompts: Sequence[str], columns: Mapping[str, Sequence[Any]] | None = None
@@ -199,7 +214,7 @@ class RewardSet:
             base_delay=self.base_delay,
             sleep=self._sleep,
         )
-        alone.advice = self.advice
+        alone.advice, alone.keeps_rendered = self.advice, self.keeps_rendered
         return alone
 
     def close(self) -> None:
@@ -342,6 +357,11 @@ def _hanging(reward: Reward, inputs: Inputs, rows: list[int], error: TimedOut) -
         except TimedOut:
             return rows
     return guilty
+
+
+def _in_bytes(images: Sequence[Tensor] | None) -> list[Tensor] | None:
+    """A copy in 8 bits, which does not keep the memory of all images of the call."""
+    return None if images is None else [to_bytes(image.detach()).cpu() for image in images]
 
 
 def _scatter(full: list[Any], rows: list[int], values: Sequence[Any]) -> None:

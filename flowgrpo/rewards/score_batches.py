@@ -26,6 +26,8 @@ class RewardBatch:
         answers: reward -> [B] strings, what the reward read in each sample, or None if it read nothing; for rewards
             that give answers.
         parts: reward -> [B] lists, the scores of the parts of each completion, or None; for rewards that score parts.
+        rendered: reward, or `REWARD / NAME` -> [B] lists of the images that the reward made of a completion, uint8
+            [3, H, W] or [F, 3, H, W] on the CPU; or None. See `Scores` and `RewardSet.keeps_rendered`.
     """
 
     values: Tensor
@@ -36,6 +38,7 @@ class RewardBatch:
     seconds: dict[str, float]
     answers: dict[str, list[str | None]] = field(default_factory=dict)
     parts: dict[str, list[list[float] | None]] = field(default_factory=dict)
+    rendered: dict[str, list[list[Tensor] | None]] = field(default_factory=dict)
 
     def counted(self) -> RewardBatch:
         """Return the batch without the columns of rewards of weight 0. These rewards are only recorded."""
@@ -52,7 +55,7 @@ class RewardBatch:
         subs = {name: {key: column(values) for key, values in found.items()} for name, found in self.sub_scores.items()}
         kinds: dict[str, Any] = {
             kind: {name: column(values) for name, values in getattr(self, kind).items()}
-            for kind in ("notes", "answers", "parts")
+            for kind in ("notes", "answers", "parts", "rendered")
         }
         return replace(self, values=self.values[list(rows)], sub_scores=subs, **kinds)
 
@@ -99,11 +102,14 @@ def join_scores(parts: Sequence[RewardBatch]) -> RewardBatch:
     answers = {reward: column(partial(_said, kind="answers", reward=reward), None) for reward in answered}
     cut = dict.fromkeys(reward for part in parts for reward in part.parts)
     of_parts = {reward: column(partial(_said, kind="parts", reward=reward), None) for reward in cut}
+    made = dict.fromkeys(label for part in parts for label in part.rendered)
+    rendered = {label: column(partial(_said, kind="rendered", reward=label), None) for label in made}
     seconds = {name: sum(part.seconds[name] for part in parts) for name in first.seconds}
     values = torch.cat([part.values for part in parts])
     return replace(
-        first, values=values, sub_scores=sub_scores, notes=notes, answers=answers, parts=of_parts, seconds=seconds
-    )
+        first, values=values, sub_scores=sub_scores, notes=notes, answers=answers, parts=of_parts, rendered=rendered,
+        seconds=seconds,
+    )  # fmt: skip
 
 
 def _sub_score(part: RewardBatch, reward: str, name: str) -> list[float] | None:

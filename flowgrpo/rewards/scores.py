@@ -37,6 +37,10 @@ class Scores:
             text (`1/2` also for 0.5). None if the reward read nothing.
         parts: [B] lists with a float for each part of a completion, in order; or empty. None or NaN for a part to which
             the reward does not apply; None in place of the list if it applies to no part of the completion.
+        rendered: name -> [B] lists of the images that the reward made of a completion: [3, H, W] or videos
+            [F, 3, H, W], floats in [0, 1] or uint8. None where it made none; an empty list if it has made images and
+            does not hand them out. The name is empty, or says what else the images are of. A gallery shows the images
+            beside the completion.
     """
 
     values: Any
@@ -44,6 +48,7 @@ class Scores:
     notes: Sequence[str] = ()
     answers: Sequence[str | None] = ()
     parts: Sequence[Sequence[float | None] | None] = ()
+    rendered: Mapping[str, Sequence[Sequence[Tensor] | None]] = field(default_factory=dict)
 
 
 def normalise(result: Any, count: int, name: str, cut: Sequence[Sequence[str]] | None = None) -> Scores:
@@ -68,7 +73,8 @@ def normalise(result: Any, count: int, name: str, cut: Sequence[Sequence[str]] |
     if notes and (isinstance(scores.notes, str) or len(notes) != count):
         raise InvalidScores(f"reward {name!r} returned {len(notes)} notes for {count} samples; one string each")
     parts = _parts(scores.parts, count, name, cut)
-    return Scores(values, subs, notes, answers=_answers(scores.answers, count, name), parts=parts)
+    answers, rendered = _answers(scores.answers, count, name), _rendered(scores.rendered, count, name)
+    return Scores(values, subs, notes, answers=answers, parts=parts, rendered=rendered)
 
 
 def _parts(given: Any, count: int, name: str, cut: Sequence[Sequence[str]] | None) -> list[list[float] | None]:
@@ -121,6 +127,32 @@ def _answers(given: Any, count: int, name: str) -> list[str | None]:
                 row,
             )
     return list(given)
+
+
+def _rendered(given: Any, count: int, name: str) -> dict[str, list[list[Tensor] | None]]:
+    if not isinstance(given, Mapping) or not all(isinstance(rows, (list, tuple)) for rows in given.values()):
+        raise InvalidScores(f"reward {name!r} returned no mapping of lists as `rendered`; give name -> {count} lists")
+    for rows in given.values():
+        if len(rows) != count:
+            raise InvalidScores(f"reward {name!r} returned {len(rows)} lists of images for {count} samples; one each")
+        for row, images in enumerate(rows):
+            if images is not None and not (isinstance(images, (list, tuple)) and all(map(_is_image, images))):
+                raise InvalidScores(
+                    f"reward {name!r} returned {images!r:.80} as images of row {row} of the call; give a list of "
+                    "tensors [3, H, W] or [F, 3, H, W], floats in [0, 1] or uint8, or None",
+                    row,
+                )
+    return {key: [None if images is None else list(images) for images in rows] for key, rows in given.items()}
+
+
+def _is_image(value: Any) -> bool:
+    return (
+        isinstance(value, Tensor)
+        and (value.is_floating_point() or value.dtype == torch.uint8)
+        and value.ndim in (3, 4)
+        and value.shape[-3] == 3
+        and value.numel() > 0
+    )
 
 
 def _floats(result: Any, count: int, what: str) -> Tensor:

@@ -140,7 +140,8 @@ class WinRate:
         gaps = [score[i] - score[j] for i, j in pairs]
         preferences = [0.5 if abs(gap) <= self.margin else float(gap > 0) for gap in gaps]
         sub_scores = {**scored.sub_scores, "score": score}
-        return Scores(win_rates(len(score), pairs, preferences), sub_scores, scored.notes, answers=scored.answers)
+        rates = win_rates(len(score), pairs, preferences)
+        return Scores(rates, sub_scores, scored.notes, answers=scored.answers, rendered=scored.rendered)
 
     def _by_comparing(self, inputs: Inputs) -> Scores:
         clash = sorted(set(PAIR) & set(inputs.columns))

@@ -9,7 +9,7 @@ from typing import Any
 from .base import InvalidScores, Reward, RewardError, RewardSpec, Scores
 from .inputs import Inputs
 from .registry import build, outline, servers
-from .runner import RewardSet
+from .runner import OF, RewardSet
 
 
 def inner_reward(outer: str, option: str, name: Any, options: Any) -> Reward:
@@ -92,7 +92,9 @@ def score_within(reward: Reward, inputs: Inputs, role: str) -> Scores:
     """
     try:
         # The caller of the outer reward makes the retries, because the outer reward is remote whenever this one is.
-        scored = RewardSet([reward], retries=0).score(inputs.samples, inputs.prompts, inputs.columns, inputs.groups)
+        alone = RewardSet([reward], retries=0)
+        alone.keeps_rendered = True
+        scored = alone.score(inputs.samples, inputs.prompts, inputs.columns, inputs.groups)
     except RewardError as error:
         # The error gives rows of this call. Only the caller knows which samples they are.
         cause = error.__cause__
@@ -104,4 +106,5 @@ def score_within(reward: Reward, inputs: Inputs, role: str) -> Scores:
     return Scores(
         scored.values[:, 0], scored.sub_scores.get(reward.name, {}), scored.notes.get(reward.name, ()),
         answers=scored.answers.get(reward.name, ()), parts=scored.parts.get(reward.name, ()),
+        rendered={label.removeprefix(reward.name).removeprefix(OF): made for label, made in scored.rendered.items()},
     )  # fmt: skip

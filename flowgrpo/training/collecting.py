@@ -141,7 +141,7 @@ class OverlappedScoring:
 
 def side_by_side(columns: Sequence[RewardBatch]) -> RewardBatch:
     """Join the scores that several rewards gave the same samples, one `RewardBatch` a reward."""
-    named = ("sub_scores", "notes", "seconds", "answers", "parts")
+    named = ("sub_scores", "notes", "seconds", "answers", "parts", "rendered")
     return replace(
         columns[0],
         values=torch.cat([column.values for column in columns], dim=1),
@@ -197,6 +197,7 @@ class Collector:
 
     def sample(self, iteration: int) -> Batch:
         """Sample and score this process's share of an iteration. Uneven groups are sampled in rounds."""
+        self.rewards.keeps_rendered = self.recipe.run.saves_samples(iteration)
         with OverlappedScoring(self.rewards, self.task.device) as scoring:
             if self.uneven:
                 return self._in_rounds(iteration, scoring)

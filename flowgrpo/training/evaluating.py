@@ -144,6 +144,7 @@ class Evaluations:
             return {}
         rows = self.heldout if whole else self._few
         keeper, record = self.keeper, dict[str, float | None]()
+        self.rewards.keeps_rendered = whole
         batch, scored = evaluated(self.task, rows, self.rewards, self.average, keeper, self.clock)
         if whole:
             save_samples(batch, "eval", iteration, keeper.run, keeper.processes, keeper.trackers)

@@ -259,7 +259,7 @@ class Trainer:
         record |= self.task.settle(record)
         record |= batch_record(self.processes, batch, advantages)
         record |= self.extensions.update_done(everyone, record)
-        if iteration % self.recipe.run.sample_every == 0:
+        if self.recipe.run.saves_samples(iteration):
             save_samples(batch, "train", iteration, self.run, self.processes, self.trackers)
         record |= {f"time/{part}": seconds for part, seconds in self.clock.lap().items()}
         return record

@@ -7,7 +7,7 @@ here, so later code need not check again.
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,14 @@ PHASES = ("eval", "train")
 Place = tuple[str, str, str, int]
 """Phase, prompt, seed, and number among the pairs with the same phase, prompt and seed."""
 MOST_FRAMES = 2000  # a sample that claims more frames is shown as a picture
+
+
+@dataclass(frozen=True)
+class Rendering:
+    """An image or video that a reward made of a completion."""
+
+    image: str | None  # relative to samples/; None if its file is missing
+    frames: int = 1  # more than 1 for a video, whose frames stand side by side in the image
 
 
 @dataclass(frozen=True)
@@ -44,7 +52,16 @@ class Sample:
     pictures: tuple[str, ...] = ()  # copies of the pictures of the prompt, relative to samples/
     messages: tuple[dict[str, str], ...] = ()  # the whole conversation, if the prompt is one
     truncated: bool = False  # whether a completion was cut at the longest length
+    rendered: dict[str, tuple[Rendering, ...]] = field(default_factory=dict)  # reward -> images of a completion
     frames: int = 1  # more than 1 for a video, whose frames stand side by side in the image
+
+    @property
+    def images(self) -> Iterator[tuple[str, int]]:
+        """Its image files with their numbers of frames: of the sample itself, and those that rewards made of it."""
+        if self.image:
+            yield self.image, self.frames
+        for made in self.rendered.values():
+            yield from ((one.image, one.frames) for one in made if one.image)
 
     @property
     def asked(self) -> tuple[str, str]:
@@ -188,7 +205,8 @@ def parse_sample(record: dict[str, Any], samples: Path, where: str) -> Sample:
         pictures=_pictures(record, samples, where),
         messages=parse_messages(record.get("messages") or [], where),
         truncated=record.get("truncated") is True,
-        frames=frames if type(frames) is int and 1 < frames <= MOST_FRAMES else 1,
+        rendered=_rendered(record, samples, where),
+        frames=_frames(frames),
     )
 
 
@@ -230,6 +248,23 @@ def _pictures(record: dict[str, Any], samples: Path, where: str) -> tuple[str, .
         raise ValueError(f"{where}: `pictures` is {value!r:.80}. It must be a list of paths of images.")
     paths = [check_image(path, samples, where, "pictures") for path in value]
     return tuple(path for path in paths if (samples / path).is_file())
+
+
+def _rendered(record: dict[str, Any], samples: Path, where: str) -> dict[str, tuple[Rendering, ...]]:
+    found = {}
+    for reward, value in _mapping(record, "rendered", where).items():
+        if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+            raise ValueError(f"{where}: `rendered` has {value!r:.80}. It must be a list of objects with an image each.")
+        paths = [check_image(one.get("image"), samples, where, "rendered") for one in value]
+        found[reward] = tuple(
+            Rendering(path if (samples / path).is_file() else None, _frames(one.get("frames", 1)))
+            for path, one in zip(paths, value)
+        )
+    return found
+
+
+def _frames(value: object) -> int:
+    return value if type(value) is int and 1 < value <= MOST_FRAMES else 1
 
 
 def _steps(record: dict[str, Any], where: str) -> tuple[str, ...]:

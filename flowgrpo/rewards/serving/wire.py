@@ -14,7 +14,8 @@ where `samples` says what the payload is:
     {"kind": "images", "encoding": "png", "shape": ..., "sizes": [...]}        one file for each frame, rounded likewise
 
 Videos have the shape [B, F, 3, H, W]. The header may end with spaces, so that the payload begins at a multiple of 8
-bytes. A reply is JSON. Its numbers are exactly the float32 scores.
+bytes. A reply is JSON. Its numbers are exactly the float32 scores. If the reward has made images of completions, the
+reply says of which completions, and does not hold the images, which would be larger than everything else.
 """
 
 from __future__ import annotations
@@ -143,6 +144,7 @@ def pack_scores(scores: Scores) -> bytes:
         "notes": list(scores.notes),
         "answers": list(scores.answers),
         "parts": [None if own is None else _numbers(own) for own in scores.parts],
+        "rendered": {name: [made is not None for made in column] for name, column in scores.rendered.items()},
     }
     return json.dumps(reply, allow_nan=False).encode()
 
@@ -158,8 +160,14 @@ def unpack_scores(body: bytes) -> Scores:
         raise ValueError("the reply is not from a server of rewards")
     return Scores(
         reply.get("values"), reply["sub_scores"], reply["notes"], answers=reply.get("answers", ()),
-        parts=reply.get("parts", ()),
+        parts=reply.get("parts", ()), rendered=_made(reply.get("rendered", {})),
     )  # fmt: skip
+
+
+def _made(given: Any) -> dict[str, list[list[Tensor] | None]]:
+    if not isinstance(given, dict) or not all(isinstance(column, list) for column in given.values()):
+        raise ValueError("the reply is not from a server of rewards")
+    return {name: [[] if made else None for made in column] for name, column in given.items()}
 
 
 def sample_bytes(samples: Tensor | list[str]) -> int:

@@ -194,7 +194,7 @@ class Length:
             for row, value in zip(rows, found, strict=True):
                 values[row], counted[row] = value, float(counts)
         subs = {**scored.sub_scores, "correct": given, "length": lengths, "counted": counted}
-        return Scores(values, subs, scored.notes, answers=scored.answers)
+        return Scores(values, subs, scored.notes, answers=scored.answers, rendered=scored.rendered)
 
     def close(self) -> None:
         """Close the reward `correct`."""

@@ -107,7 +107,7 @@ class ToolThrift:
             for value, count, group, good in zip(given, calls, groups, right)
         ]
         subs = {**scored.sub_scores, "correct": given, "calls": [float(count) for count in calls]}
-        return Scores(values, subs, scored.notes, answers=scored.answers)
+        return Scores(values, subs, scored.notes, answers=scored.answers, rendered=scored.rendered)
 
     def close(self) -> None:
         """Close the reward `correct`."""

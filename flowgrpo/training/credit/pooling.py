@@ -59,7 +59,7 @@ class Pooled:
     """L samples in the order of their prompts, the same on every process.
 
     Attributes:
-        scores: [L, K], without sub-scores, notes, answers and parts.
+        scores: [L, K], without sub-scores, notes, answers, parts and images.
         prompts: [L] ids of the prompts, which stay the same over the run.
         groups: [L] ids of the groups in which samples are compared.
         outcomes: [L] bool: samples that are results.
@@ -136,6 +136,7 @@ def pooled(
             notes={},
             parts={},
             answers={},
+            rendered={},
         ),
         prompts=list(ids),
         groups=torch.tensor(known),

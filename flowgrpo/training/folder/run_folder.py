@@ -232,7 +232,7 @@ class RunFolder:
         texts = [sample for sample in samples if isinstance(sample, str)]
         if texts:
             return [{**head, **record, "completion": text} for text, record in zip(texts, records, strict=True)]
-        folder = self.samples / f"iter-{iteration:06d}"
+        folder = self.iteration_folder(iteration)
         folder.mkdir(parents=True, exist_ok=True)
         lines = []
         for number, image, record in zip(numbers, samples, records, strict=True):
@@ -241,6 +241,10 @@ class RunFolder:
             frames = {"frames": len(image)} if image.ndim == 4 else {}
             lines.append({**head, **record, "image": f"{folder.name}/{name}", **frames})
         return lines
+
+    def iteration_folder(self, iteration: int) -> Path:
+        """The folder of the images of an iteration; it may not exist."""
+        return self.samples / f"iter-{iteration:06d}"
 
     def index_samples(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """Append lines to the index of samples."""

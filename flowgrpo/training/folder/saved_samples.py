@@ -8,6 +8,7 @@ from ..credit.pooling import Batch
 from ..distributed.processes import Processes
 from ..reporting.records import sample_records
 from ..reporting.tracking import Trackers
+from .rendered_images import write_rendered
 from .run_folder import RunFolder
 
 
@@ -26,6 +27,11 @@ def save_samples(
         for record, owner in zip(records, batch.experience.prompt_of_sample, strict=True):
             if pictures := run.prompt_pictures.of(batch.rows[owner]):
                 record["pictures"] = pictures
+        stem = f"{run.iteration_folder(iteration).name}/{phase}"
+        for record, made in zip(
+            records, write_rendered(run.samples, stem, batch.scores.rendered, numbers), strict=True
+        ):
+            record.update(made)
         lines = run.write_samples(phase, iteration, batch.experience.samples, records, numbers)
         trackers.samples(phase, iteration, batch.experience.samples, records)
     everything = processes.pool(lines, owners)[0]

@@ -53,7 +53,7 @@ def joined(
         name: [*column, *(value for one in past for value in one[name])]
         for name, column in _columns(completions).items()
     }
-    free = replace(scores, seconds=dict.fromkeys(scores.seconds, 0.0))
+    free = replace(scores, seconds=dict.fromkeys(scores.seconds, 0.0), rendered={})
     told = [{**one["scores"], "values": torch.tensor(one["scores"]["values"])} for one in past]
     all_scores = join_scores([scores, *(replace(free, **one) for one in told)])
     if rows is not None:
