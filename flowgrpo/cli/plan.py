@@ -327,6 +327,9 @@ def _print_text_estimate(
     from ..estimate.estimates import GPUS
     from ..estimate.language import estimate_text, text_table
     from ..estimate.masked import estimate_masked
+    from ..estimate.rendering import with_pipelines
+    from ..inference.rendered import painters_of
+    from ..training.checking import evaluated, reward_specs
     from ..weights.lora import NoSuchLayer
 
     if given is None and count is None and recipe.model.path.partition(":")[0] == "arithmetic":
@@ -340,6 +343,7 @@ def _print_text_estimate(
             found = estimate_text(recipe, rows, gpu, gpus)
         else:
             found = estimate_masked(recipe, rows, gpu, gpus)
+        painters = painters_of(reward_specs([*recipe.rewards, *evaluated(recipe)]))
     except NoSuchLayer:
         raise
     except Exception as error:
@@ -350,6 +354,10 @@ def _print_text_estimate(
             error if isinstance(error, ValueError) else f"the code of the model does not run without weights ({error})"
         )
         return say(f"no estimate of memory: {why}")
+    try:
+        found = with_pipelines(found, painters)
+    except (ValueError, RuntimeError) as error:
+        say(f"the pipelines of rendered are not counted: {error}")
     for line in text_table(found):
         say(line)
 

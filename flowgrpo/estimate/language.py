@@ -45,6 +45,9 @@ MEASURED = 256
 PLACES = categorical.places
 """All places at which log-probs are computed."""
 
+RENDERING = "rendering"
+"""The phase of an iteration in which reward `rendered` makes images."""
+
 ROOM = 0.8
 """The share of a GPU's memory up to which a larger batch is proposed."""
 
@@ -162,9 +165,11 @@ def scoring_flops(recipe: TextRecipe, prompt: int) -> float:
 def text_table(found: TextEstimate) -> list[str]:
     """The lines of an estimate, aligned."""
     length = f"prompts of {found.prompt:,} tokens" + ("" if found.counted else " (generation.max_prompt_tokens)")
+    counted = "rewards are not counted"
+    if RENDERING in found.passing:
+        counted = "of rewards, only the pipelines of rendered are counted"
     lines = [
-        f"estimate of memory for {found.gpus} × {found.gpu.label}, from shapes alone; rewards are not counted "
-        "(docs/estimates.md)",
+        f"estimate of memory for {found.gpus} × {found.gpu.label}, from shapes alone; {counted} (docs/estimates.md)",
         f"  the longest completions, after {length}; {found.scored} completions are scored at once",
         *memory_lines(found.gpu, found.resting, found.passing, found.peak)[1],
     ]
@@ -202,12 +207,14 @@ def _mends(found: TextEstimate) -> list[str]:
         return [
             f"the weights and their copies take {rest / GIB:.0f} GiB at any batch: use a smaller model"
             + (", or model.train: lora with a learning rate for a LoRA" if full else "")
+            + (", or serve rendered on another card" if RENDERING in found.passing else "")
         ]
     again = "model.gradient_checkpointing: true, or "
     smaller = _smaller(found)
     change = {
         "sampling": f"for sampling, {smaller['sampling']}",
         "training": f"for training, {'' if found.recomputes else again}{smaller['training']}",
+        RENDERING: "for rendering, a smaller rollout.batch or rollout.decode_batch in `set` of rendered",
     }
     return [change[name] for name, size in at_once(found.resting, found.passing).items() if size > room]
 
@@ -218,8 +225,9 @@ def _smaller(found: TextEstimate) -> dict[str, str]:
     counts = {"sampling": found.sampled, "training": found.scored}
     if not found.width or not found.sampled:
         return words
-    for name, most in at_once(found.resting, found.passing).items():
-        size, count = found.passing[name], counts[name]
+    together = at_once(found.resting, found.passing)
+    for name, count in counts.items():
+        size, most = found.passing[name], together[name]
         fits = int(count * (ROOM * found.gpu.gib * GIB - (most - size)) / size)
         if fits >= 1:
             words[name] = f"{found.levers[name == 'training']}={fits if name == 'sampling' else fits * found.width}"

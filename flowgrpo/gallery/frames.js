@@ -165,7 +165,7 @@ function renderedImages(cell, rendered, open = null, whole = false) {
       return frame;
     });
     if (!images.length) shown.push(el("span", { class: "absent" }, "A server made the images, and sent the scores alone"));
-    return el("figure", {}, el("div", { class: "row" }, ...shown), lists.size > 1 ? el("figcaption", {}, label) : null);
+    return el("figure", {}, el("div", { class: "row" }, ...shown), rendered.length > 1 ? el("figcaption", {}, label) : null);
   }));
 }
 

@@ -168,9 +168,17 @@ def check_call(model: str, recipe: Recipe) -> None:
     Raises:
         ValueError: an argument is wrong, or the pipeline is not there.
     """
+    _check_call(pipeline_of(model, recipe), recipe)
+
+
+def pipeline_of(model: str, recipe: Recipe) -> str:
+    """The folder of the pipeline of a model, or its hub id; see `open_images`.
+
+    Raises:
+        ValueError: the pipeline is not there.
+    """
     own = Path(model) / "pipeline"
-    given = model if not is_run(model) else str(own) if own.is_dir() else recipe.model.path
-    _check_call(model_folder(given), recipe)
+    return model_folder(model if not is_run(model) else str(own) if own.is_dir() else recipe.model.path)
 
 
 def _check_call(folder: str, recipe: Recipe) -> None:

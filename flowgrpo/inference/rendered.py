@@ -15,15 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..configs.schema import Recipe
 from ..core.addressing import address
 from ..rewards.backbones.sharing import borrow
-from ..rewards.base import FROM_RUN, NOISE_KEY, RESERVED, Reward, Scores
+from ..rewards.base import FROM_RUN, NOISE_KEY, RESERVED, Reward, RewardSpec, Scores
 from ..rewards.inputs import Inputs
 from ..rewards.text.extraction import final_answer
 from ..rewards.within import check_inner, inner_reward, inner_servers, score_within, signature_of
 from ..training.images.evaluator import Evaluator
 from .model_recipes import image_recipe, is_run
-from .opening import check_call, open_images
+from .opening import check_call, open_images, pipeline_of
 
 FIXED = ("model.release_text_encoders=false",)
 """Every call brings new prompts, so text encoders stay."""
@@ -80,6 +81,8 @@ class Rendered:
     """
 
     name = "rendered"
+    remote: bool
+    whole_group: bool
 
     def __init__(
         self,
@@ -95,17 +98,21 @@ class Rendered:
         _check(self.name, model, count, set, column, plain)
         self.reward = inner_reward(self.name, "reward", reward, reward_options)
         _check_reward(self.name, self.reward, plain)
-        self.remote, self.whole_group = self.reward.remote, self.reward.whole_group
+        vars(self).update(_attributes(self.reward, column))
         self.count, self.column, self.plain = count, column, plain
         self._painter = borrow(("rendered", model, tuple(set)), lambda: _Painter(model, set))
-        needed = [name for name in self.reward.needed if name not in ("images", "prompts", NOISE_KEY)]
-        groups = ["groups"] if self.whole_group else []
-        signature = signature_of("completions", "prompts", *groups, *needed, *([] if column is None else [column]))
-        *named, others = signature.parameters.values()
-        # A run gives these columns only to a reward that names them.
-        optional = dict.fromkeys([NOISE_KEY, *(name for name in self.reward.optional if name in FROM_RUN)])
-        told = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in optional]
-        self.__signature__ = signature.replace(parameters=[*named, *told, others])
+
+    @staticmethod
+    def outlined(options: Mapping[str, Any]) -> dict[str, Any]:
+        """The attributes that an instance has from the other reward, without making it."""
+        reward = check_inner(Rendered.name, "reward", options["reward"], options.get("reward_options"))
+        return _attributes(reward, options.get("column"))
+
+    @staticmethod
+    def hub_ids(options: Mapping[str, Any]) -> list[str]:
+        """The pipeline, if it is not a folder here."""
+        found = pipeline_of(options["model"], _recipe(options["model"], options.get("set", ())))
+        return [] if Path(found).is_dir() else [found]
 
     @staticmethod
     def check_options(name: str, options: Mapping[str, Any]) -> None:
@@ -190,6 +197,44 @@ class Rendered:
         return values.view(len(wanted), self.count).nanmean(1)
 
 
+def _attributes(reward: Reward, column: str | None) -> dict[str, Any]:
+    """The attributes that an instance of `Rendered` has from the other reward."""
+    needed = [name for name in reward.needed if name not in ("images", "prompts", NOISE_KEY)]
+    groups = ["groups"] if reward.whole_group else []
+    signature = signature_of("completions", "prompts", *groups, *needed, *([] if column is None else [column]))
+    *named, others = signature.parameters.values()
+    # A run gives these columns only to a reward that names them.
+    optional = dict.fromkeys([NOISE_KEY, *(name for name in reward.optional if name in FROM_RUN)])
+    told = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in optional]
+    return {
+        "remote": reward.remote,
+        "whole_group": reward.whole_group,
+        "__signature__": signature.replace(parameters=[*named, *told, others]),
+    }
+
+
+def _recipe(model: str, changes: Sequence[str]) -> Recipe:
+    """The recipe with which the pipeline makes images."""
+    return image_recipe(model, [*changes, *FIXED])
+
+
+def painters_of(entries: Sequence[RewardSpec]) -> list[Recipe]:
+    """The recipes of the pipelines that entries of this reward load, each once; their paths are of the pipelines.
+
+    Args:
+        entries: checked entries of any rewards.
+    """
+    asked = {
+        (one.options["model"], tuple(one.options.get("set", ()))): None for one in entries if one.name == Rendered.name
+    }
+    found = []
+    for model, changes in asked:
+        recipe = _recipe(model, changes)
+        settings = recipe.model.model_copy(update={"path": pipeline_of(model, recipe)})
+        found.append(recipe.model_copy(update={"model": settings}))
+    return found
+
+
 class _Painter:
     """A pipeline that makes images of prompts.
 
@@ -199,7 +244,7 @@ class _Painter:
     """
 
     def __init__(self, model: str, overrides: Sequence[str]) -> None:
-        self._opened = open_images(model, image_recipe(model, [*overrides, *FIXED]))
+        self._opened = open_images(model, _recipe(model, overrides))
         self._opened.most = PROMPTS_KEPT
         self._evaluator: Evaluator | None = None
         self._asked: list[Asked] = []
@@ -270,7 +315,7 @@ def _check(name: str, model: Any, count: Any, changes: Any, column: Any, plain: 
     if not isinstance(plain, bool):
         raise ValueError(f"{name}: plain is {plain!r}; give true or false")
     try:
-        recipe = image_recipe(model, [*changes, *FIXED])
+        recipe = _recipe(model, changes)
         if is_run(model) and not any((Path(model) / one).is_dir() for one in ("lora", "pipeline")):
             raise ValueError(f"{model} has no trained weights yet; finish it with `flowgrpo resume {model}`")
         check_call(model, recipe)

@@ -181,7 +181,9 @@ def build(spec: RewardSpec) -> Reward:
 def outline(spec: RewardSpec) -> Reward:
     """Return a reward for checks, made from its entry and its signature alone.
 
-    No instance of a class is made, because the constructor could read weights.
+    No instance of a class is made, because the constructor could read weights. If its instances differ in the
+    attributes that a reward may carry, or in `__signature__`, a static method `outlined(options)` of the class says
+    what an instance has.
 
     Raises:
         ValueError: as for `build`, or the instances of the class cannot be called.
@@ -192,7 +194,9 @@ def outline(spec: RewardSpec) -> Reward:
         return build(spec)
     own = getattr(target, "name", None)
     name = spec.label or (own if isinstance(own, str) and own else short)
-    return Reward(_Outline(target, name), name, spec.weight)
+    found = _Outline(target, name)
+    vars(found).update(_asked(target, "outlined", spec.options) or {})
+    return Reward(found, name, spec.weight)
 
 
 def checked(spec: RewardSpec) -> Callable[..., Any]:
@@ -222,9 +226,21 @@ def servers(spec: RewardSpec) -> list[str]:
 
     A class says them with a static method `served_at(options)`.
     """
-    target = resolve(spec.name)
-    own = inspect.getattr_static(target, "served_at", None) if isinstance(target, type) else None
-    return list(own.__func__(spec.options)) if isinstance(own, staticmethod) else []
+    return list(_asked(resolve(spec.name), "served_at", spec.options) or ())
+
+
+def hub_ids(spec: RewardSpec) -> list[str]:
+    """The models that a reward reads from the hub when a run starts, for an entry that is `checked`.
+
+    A class says them with a static method `hub_ids(options)`.
+    """
+    return list(_asked(resolve(spec.name), "hub_ids", spec.options) or ())
+
+
+def _asked(target: Any, name: str, options: Mapping[str, Any]) -> Any:
+    """What a static method of a class says of options; None if there is no such method."""
+    own = inspect.getattr_static(target, name, None) if isinstance(target, type) else None
+    return own.__func__(options) if isinstance(own, staticmethod) else None
 
 
 def sketch(target: Callable[..., Any], name: str) -> Reward:

@@ -13,7 +13,7 @@ from ..parts.choice import value_at
 from ..parts.traits import rewarded
 from ..rewards.base import MissingDependency, Reward, RewardSpec
 from ..rewards.given import score_of
-from ..rewards.registry import outline, servers
+from ..rewards.registry import hub_ids, outline, servers
 from ..text.seeing_types import may_see
 from .balance import Balance
 from .credit.from_scores import Credit
@@ -24,7 +24,7 @@ from .images.image_teachers import check_teacher_weights
 from .images.prompt_sizes import note_frames, with_own_call
 from .lora_start import with_start
 from .recipe_findings import Checked, Fault
-from .recipe_models import check_model
+from .recipe_models import check_model, hub_note
 from .recipe_plans import check_plans, idle_plan_options
 from .recipe_prompts import (
     check_data,
@@ -280,6 +280,8 @@ def _rewards(found: Checked) -> None:
         made = [reward for reward in outlined if reward is not None]
         asked = [(reward, where) for spec, reward in zip(specs, outlined) if reward for where in servers(spec)]
         found.findings += [Fault("unknown", f"the server of reward {one.name} at {where}", key) for one, where in asked]
+        read = [(reward, model) for spec, reward in zip(specs, outlined) if reward for model in hub_ids(spec)]
+        found.findings += [Fault("unknown", hub_note(f"model {m} of reward {one.name}"), key) for one, m in read]
         found.attempt(key, _named_once, made)
         if rows:
             columns = column_names(rows, columns_of_run(recipe, evaluation=key != "rewards"))

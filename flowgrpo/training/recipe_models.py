@@ -37,6 +37,11 @@ MOST_ENCODED = 50_000
 """Number of prompts that can be encoded before a run without a word."""
 
 
+def hub_note(model: str) -> str:
+    """What a check says of a model that may be on the hub."""
+    return f"{model} is not a folder here, so it is taken for a hub id, which is read when a run starts"
+
+
 def check_model(found: Checked) -> None:
     """Check the model of a recipe, the arguments of its call, and whether prompts fit it; and find its folder."""
     recipe, path = found.recipe, found.recipe.model.path
@@ -50,8 +55,7 @@ def check_model(found: Checked) -> None:
     if not found.folder:
         return
     if not Path(found.folder).is_dir():
-        text = f"model.path {path} is not a folder here, so it is taken for a hub id, which is read when a run starts"
-        found.findings.append(Fault("unknown", text, "model.path"))
+        found.findings.append(Fault("unknown", hub_note(f"model.path {path}"), "model.path"))
         # A run asks the hub first, which may have another tokenizer by now.
         if isinstance(recipe, TextRecipe) and not found.fetches:
             _lengths(found, recipe, stored=True)

@@ -16,8 +16,11 @@ from flowgrpo.inference.evaluation import evaluate_model
 from flowgrpo.inference.image_samples import model_images
 from flowgrpo.inference.rendered import SHARED_NOISE, Rendered, _Painter, written
 from flowgrpo.rewards.base import RewardSpec
+from flowgrpo.rewards.pixels import load_picture
 from flowgrpo.rewards.registry import checked, outline
 from flowgrpo.rewards.runner import RewardSet
+from flowgrpo.training.checking import check
+from flowgrpo.training.recipe_findings import Checked
 from flowgrpo.training.session import start
 from tests.conftest import Command
 
@@ -212,6 +215,27 @@ def test_a_run_of_text_is_refused(tmp_path: Path) -> None:
         checked(RewardSpec("rendered", options=own))
 
 
+def test_a_check_knows_what_the_other_reward_needs(small_text: list[str], looks: str) -> None:
+    def found(reward: str, *words: str, **others: Any) -> Checked:
+        own = {"reward": f"{looks}:{reward}", "model": "scenes", **others}
+        entry = json.dumps([{"name": "rendered", "options": own}])
+        return check(load_recipe("text", [*small_text, f"rewards={entry}", *words]))
+
+    rounds = "rollout.budget={choice: until, rounds: 3}"
+    assert found("red", rounds).texts("fault") == found("Apart").texts("fault") == []
+    [fault] = found("Apart", rounds).texts("fault")
+    assert fault.endswith("and rendered compares whole groups; leave one of them out")
+    # The training prompts and the held-out prompts lack the column.
+    faults = found("words").texts("fault")
+    assert len(faults) == 2
+    assert all("reward 'rendered' takes `letters`, which the prompts do not have" in fault for fault in faults)
+    [note] = found("red", model="nobody/nothing").texts("unknown")
+    assert note == (
+        "model nobody/nothing of reward rendered is not a folder here, so it is taken for a hub id, which is read when "
+        "a run starts"
+    )
+
+
 def test_it_scores_completions_alone() -> None:
     reward = outline(RewardSpec("rendered", options={"reward": "gold", "model": "scenes"}))
     reward.check("completions", ["noise_key"], grouped=True)
@@ -240,9 +264,21 @@ def test_a_run_draws_new_noises_and_its_evaluation_can_be_made_again(
     assert len(first | one | two) == 11
     lines = [json.loads(line) for line in (tmp_path / "run" / "samples" / "index.jsonl").read_text().splitlines()]
     kept = [line["rewards"] for line in lines if line["phase"] == "eval" and line["iteration"] == 2]
-    means = evaluate_model(str(tmp_path / "run"), recipe)
+    means = evaluate_model(str(tmp_path / "run"), recipe, out=tmp_path / "out")
     assert told[-1] == first
     assert means["rendered"][0] == pytest.approx(sum(line["rendered"] for line in kept) / len(kept), abs=1e-7)
+    # Every sample in the index has its image, which has the score. Images of iteration 1 were not kept.
+    samples = tmp_path / "run" / "samples"
+    assert {(line["phase"], line["iteration"]) for line in lines} == {("eval", 0), ("train", 0), ("eval", 2)}
+    shown = [(line, [samples / one["image"] for one in line["rendered"]["rendered"]]) for line in lines]
+    for line, (image,) in shown:
+        assert redness(load_picture(image)[None]) == pytest.approx([line["rewards"]["rendered"]], abs=0.003)
+    assert {path for _, files in shown for path in files} == {*samples.glob("*/*.png")}
+    again = [json.loads(line) for line in (tmp_path / "out" / "index.jsonl").read_text().splitlines()]
+    evaluated = [line for line in lines if line["phase"] == "eval" and line["iteration"] == 2]
+    for one, other in zip(evaluated, again, strict=True):
+        [before], [after] = one["rendered"]["rendered"], other["rendered"]["rendered"]
+        assert (samples / before["image"]).read_bytes() == (tmp_path / "out" / after["image"]).read_bytes()
 
 
 @pytest.mark.slow
