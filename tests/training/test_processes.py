@@ -200,6 +200,7 @@ def test_only_the_first_process_says_where_the_run_is(runs: Runs) -> None:
 def test_a_run_of_one_process_goes_on_with_two(runs: Runs) -> None:
     assert statuses(runs, "resumed") == [0, 0], printed(runs, "resumed", 0) + printed(runs, "resumed", 1)
     assert "resumed before iteration 1" in printed(runs, "resumed", 0)
+    assert "the run had one process until iter-000001, and goes on with 2" in printed(runs, "resumed", 0)
     require_equal(runs.two["resumed"], runs.one["batch"])
 
 
@@ -209,6 +210,7 @@ def test_a_run_of_two_processes_goes_on_with_one(runs: Runs, name: str, tmp_path
     run_all([{"words": ["resume", str(run.path)], "log": f"{name}-alone", "count": 1}], runs.logs)
     assert statuses(runs, f"{name}-alone") == [0], printed(runs, f"{name}-alone", 0)
     assert "resumed before iteration 1" in printed(runs, f"{name}-alone", 0)
+    assert "the run had 2 processes until iter-000001, and goes on with one" in printed(runs, f"{name}-alone", 0)
     require_equal(run.path, runs.one[name])
 
 

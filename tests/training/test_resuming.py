@@ -17,7 +17,7 @@ from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.training.folder.checkpoint import DamagedCheckpoint, verify_checkpoint, write_checkpoint
 from flowgrpo.training.folder.named_files import changed_inputs, measured_inputs, with_later_imports
-from flowgrpo.training.folder.resuming import changes
+from flowgrpo.training.folder.resuming import changes, other_launch
 from flowgrpo.training.folder.run_folder import RunFolder, read_lines
 from flowgrpo.training.session import Session, start
 from tests.conftest import Command
@@ -47,8 +47,28 @@ def checkpoint(tmp_path: Path) -> Path:
     folder = tmp_path / "iter-000007"
     folder.mkdir()
     part = State(torch.arange(6.0))
-    write_checkpoint(folder, 7, part, {"optimizer": part}, "run: {seed: 1}\n")  # type: ignore[arg-type]
+    write_checkpoint(folder, 7, part, {"optimizer": part}, "run: {seed: 1}\n", processes=2)  # type: ignore[arg-type]
     return folder
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        (8, 1, ["the run had 8 processes until iter-000007, and goes on with one, so its numbers may differ; to have 8 "
+                "processes again, launch `resume` as `train` was launched (docs/scaling.md)"]),
+        (1, 2, ["the run had one process until iter-000007, and goes on with 2, so its numbers may differ; to have one "
+                "process again, launch `resume` as `train` was launched (docs/scaling.md)"]),
+        (2, 2, []),
+        (None, 2, []),
+    ],
+)  # fmt: skip
+def test_a_resume_with_another_number_of_processes_is_told(
+    checkpoint: Path, before: int | None, now: int, said: list[str]
+) -> None:
+    (checkpoint / "launch.json").unlink()
+    if before is not None:
+        (checkpoint / "launch.json").write_text(json.dumps({"processes": before}))
+    assert list(other_launch(checkpoint, now)) == said
 
 
 @pytest.mark.parametrize(
@@ -87,7 +107,7 @@ def test_what_no_resume_can_read_is_refused_before_a_file_is_written(
     assert not list(folder.iterdir())
 
 
-FILES = ("trained.safetensors", "optimizer.pt", "config.yaml", "state.json")
+FILES = ("trained.safetensors", "optimizer.pt", "config.yaml", "launch.json", "state.json")
 
 
 def test_a_checkpoint_as_it_was_written_is_whole(checkpoint: Path) -> None:

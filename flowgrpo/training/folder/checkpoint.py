@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ...weights.trained import TrainedWeights
 
 WEIGHTS, RECIPE, STATE = "trained.safetensors", "config.yaml", "state.json"
-SAMPLES, INPUTS = "samples.json", "inputs.json"
+SAMPLES, INPUTS, LAUNCH = "samples.json", "inputs.json", "launch.json"
 LAST = 10_000_000
 """Largest number of iterations that a recipe allows. A larger number would be counted up to, one by one."""
 _BLOCK = 2**22
@@ -127,12 +127,13 @@ def write_checkpoint(
     recipe: str = "",
     samples: int | None = None,
     inputs: Mapping[str, Any] | None = None,
+    processes: int | None = None,
 ) -> None:
     """Fill an empty folder with the state before `iteration`: the weights, a file for each part, and the recipe.
 
     The file of a part called `FOLDER/NAME` is in the subfolder FOLDER. `samples` is the number of samples that the run
     has saved before `iteration`; a resume compares it with the index. `inputs` are the sizes and checksums of the files
-    that the recipe names; a resume compares them too.
+    that the recipe names; a resume compares them too. `processes` is the number of processes of the run.
 
     Raises:
         OSError: a file could not be written; the error names the file.
@@ -156,6 +157,8 @@ def write_checkpoint(
             write_text(folder / SAMPLES, json.dumps({"saved": samples}) + "\n")
         if inputs is not None:
             write_text(folder / INPUTS, json.dumps(dict(inputs)) + "\n")
+        if processes is not None:
+            write_text(folder / LAUNCH, json.dumps({"processes": processes}) + "\n")
         files = {_name(folder, file): measured(file) for file in sorted(folder.rglob("*")) if file.is_file()}
         write_text(folder / STATE, json.dumps({"iteration": iteration, "files": files}, indent=1) + "\n")
 
@@ -218,6 +221,15 @@ def samples_before(folder: Path) -> int | None:
     """
     file = folder / SAMPLES
     return int(parse_json(file.read_text(encoding="utf-8"))["saved"]) if file.is_file() else None
+
+
+def processes_before(folder: Path) -> int | None:
+    """The number of processes of the run that wrote a checkpoint; None if the checkpoint is older.
+
+    Call `verify_checkpoint` first.
+    """
+    file = folder / LAUNCH
+    return int(parse_json(file.read_text(encoding="utf-8"))["processes"]) if file.is_file() else None
 
 
 def inputs_before(folder: Path) -> dict[str, Any]:

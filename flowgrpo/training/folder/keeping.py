@@ -33,7 +33,7 @@ from .checkpoint import (
 )  # fmt: skip
 from .files import writing
 from .named_files import changed_inputs, measured_inputs, with_later_imports
-from .resuming import begun_again, changes, differences, gaps, lost_samples, newest_whole
+from .resuming import begun_again, changes, differences, gaps, lost_samples, newest_whole, other_launch
 from .run_folder import RunFolder
 
 SHARE = 20
@@ -126,6 +126,7 @@ class Keeper:
         else:
             said += changed_inputs(self._text, self._inputs, checkpoint)
             said += [*gaps(run, iteration), *lost_samples(run, checkpoint, iteration)]
+            said += other_launch(checkpoint, self.processes.count)
         for sentence in said:
             self.reporter.note(sentence)
         return None if checkpoint is None else iteration
@@ -232,6 +233,7 @@ class Keeper:
                 recipe=self._text,
                 samples=self.run.count_samples(iteration),
                 inputs=self._inputs,
+                processes=self.processes.count,
             )
             self.run.save_checkpoint(iteration, fill, self.settings.keep)
         self.accelerator.wait_for_everyone()

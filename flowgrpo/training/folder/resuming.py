@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...configs.yaml_text import parse_yaml, read_text
-from .checkpoint import RECIPE, DamagedCheckpoint, samples_before, verify_checkpoint
+from .checkpoint import RECIPE, DamagedCheckpoint, processes_before, samples_before, verify_checkpoint
 from .leftovers import DAMAGED
 from .run_folder import RunFolder
 
@@ -118,6 +118,18 @@ def lost_samples(run: RunFolder, checkpoint: Path, iteration: int) -> Iterator[s
         yield (
             f"{saved} samples were saved before {checkpoint.name}, and {run.index} {state}; new lines are added, but "
             "lost lines stay lost, and the gallery does not show their samples"
+        )
+
+
+def other_launch(checkpoint: Path, processes: int) -> Iterator[str]:
+    """A sentence on another number of processes than the run had until a checkpoint; nothing if it is the same one."""
+    before = processes_before(checkpoint)
+    if before not in (None, processes):
+        had = "one process" if before == 1 else f"{before} processes"
+        now = "one" if processes == 1 else str(processes)
+        yield (
+            f"the run had {had} until {checkpoint.name}, and goes on with {now}, so its numbers may differ; to have "
+            f"{had} again, launch `resume` as `train` was launched (docs/scaling.md)"
         )
 
 
