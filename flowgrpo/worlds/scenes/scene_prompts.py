@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +154,15 @@ def _phrases() -> Iterator[tuple[str, str, tuple[Item, ...]]]:
 
 def all_prompts(frames: Sequence[str] = FRAMES) -> list[ScenePrompt]:
     """Every prompt of the world, in a fixed order: each phrase in each frame."""
-    return [ScenePrompt(frame.format(phrase), skill, items) for skill, phrase, items in _phrases() for frame in frames]
+    return list(_world(tuple(frames)))
+
+
+@cache
+def _world(frames: tuple[str, ...]) -> tuple[ScenePrompt, ...]:
+    """The same, made once: a build of the world asks dozens of times."""
+    return tuple(
+        ScenePrompt(frame.format(phrase), skill, items) for skill, phrase, items in _phrases() for frame in frames
+    )
 
 
 def meaning(items: Sequence[Item]) -> Meaning:
