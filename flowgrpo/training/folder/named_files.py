@@ -142,7 +142,9 @@ class _Named:
         In a folder, the place of a module's file follows from its name. Packages that are installed below a folder have
         other places. In a package, modules of a library do not count: its version stands for them.
         """
-        found = {}
+        found = dict[str, Path]()
+        if not (self.folders or self.packages):
+            return found  # A run has thousands of modules.
         for name in list(sys.modules):
             file = _file_of(name)
             if file is None:
