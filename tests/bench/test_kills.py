@@ -9,23 +9,24 @@ import pytest
 from flowgrpo.bench.kills import HOW
 from flowgrpo.configs.load import dump_recipe, load_recipe
 from flowgrpo.worlds.arithmetic.problems import build_character_tokenizer, build_model, save_tokenizer
+from tests.training.ranks import LOADED
 
 pytestmark = pytest.mark.slow
 
 # A new process, which has not used torch; otherwise its children would wait for threads that they do not have.
 SCRIPT = """
 import gc, json, sys
+from importlib import import_module
 from pathlib import Path
-import peft, transformers
 from PIL import Image
-import flowgrpo.cli, flowgrpo.gallery.build
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.bench.kills import kills
-# Done once, so that not every child repeats it: finding names, and searching the imports for garbage.
-dir(transformers)
+recipe, folder, every, *loaded = sys.argv[1:]
+# Done once, so that not every child repeats it: imports, finding names, and searching the imports for garbage.
+for name in loaded:
+    import_module(name)
 Image.init()
 gc.freeze()
-recipe, folder, every = sys.argv[1:]
 print(json.dumps(kills(load_recipe(recipe), Path(folder), lambda text: None, every=int(every))))
 """
 EVERY = 31
@@ -48,7 +49,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict:
         "evaluate={every: 2, prompts: 1}", "run={iterations: 2, checkpoint_every: 1, keep: 1, sample_every: 2}",
     ]  # fmt: skip
     (folder / "recipe.yaml").write_text(dump_recipe(load_recipe("text", words)), encoding="utf-8")
-    command = [sys.executable, "-c", SCRIPT, str(folder / "recipe.yaml"), str(folder / "runs"), str(EVERY)]
+    command = [sys.executable, "-c", SCRIPT, str(folder / "recipe.yaml"), str(folder / "runs"), str(EVERY), *LOADED]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return json.loads(done.stdout.splitlines()[-1])
 
