@@ -62,12 +62,13 @@ def _lines(path: Path, unread: list[int]) -> list[str]:
 
 def _pictures(run: Run) -> list[str]:
     shots = [shot for pair in run.pairs for shot in pair.shots.values()]
-    lost = [shot.missing for shot in shots if shot.missing]
-    there = [shot.image for shot in shots if shot.image]
-    lost += [image for image in there if not _readable(run.samples / image)]
+    missing = {shot.missing for shot in shots if shot.missing}
+    missing |= {one.missing for shot in shots for made in shot.rendered.values() for one in made if one.missing}
+    there = {image for shot in shots for image, _ in shot.images}
+    lost = missing | {image for image in there if not _readable(run.samples / image)}
     if not lost:
         return []
-    count = len(there) + sum(bool(shot.missing) for shot in shots)
+    count = len(there) + len(missing)
     return [
         f"{len(lost)} of {count} pictures of {run.folder} are missing or damaged, the first is "
         f"{run.samples / sorted(lost)[0]}; their places are left empty"

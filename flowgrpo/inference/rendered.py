@@ -61,7 +61,11 @@ class Rendered:
     the same too, they also share the images.
 
     A reward that compares whole groups compares the images that begin with the same noise: image k of each completion
-    with image k of the others.
+    with image k of the others. Other words may have the same image, as upper and lower case do for some text encoders.
+    Two images of this kind can differ in the last bits, by the company in which they were made. So give `win_rate` a
+    `margin` that is larger than rounding.
+
+    The images are handed out beside the scores, so a gallery shows them.
 
     Args:
         reward: name of the reward of images, `path/to/file.py:name` or `package.module:name`, as for any reward.

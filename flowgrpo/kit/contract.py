@@ -19,6 +19,7 @@ EXACT, SMALL = 1e-4, 0.05
 ALONE = 6
 COARSE = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 _REPAIR = "A score may depend only on its own sample (declare `whole_group = True` to compare within groups)."
+_COMPARED = "A reward that compares must not let rounding decide: take close scores as equal, by `margin` of win_rate."
 
 
 def check_contract(trial: Trial, material: Material, report: Report) -> TrialScores:
@@ -189,7 +190,7 @@ def _check_order(trial: Trial, material: Material, values: Tensor, report: Repor
     if severity:
         report.add(
             "order", severity, f"scores change by up to {worst:.3g} ({_spread(worst, values)}) when the same samples "
-            "come in another order", _REPAIR, gap=worst,
+            "come in another order", _COMPARED if trial.reward.whole_group else _REPAIR, gap=worst,
         )  # fmt: skip
 
 

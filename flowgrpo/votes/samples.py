@@ -26,6 +26,7 @@ class Rendering:
 
     image: str | None  # relative to samples/; None if its file is missing
     frames: int = 1  # more than 1 for a video, whose frames stand side by side in the image
+    missing: str | None = None  # what `image` would be, if its file is missing
 
 
 @dataclass(frozen=True)
@@ -257,7 +258,9 @@ def _rendered(record: dict[str, Any], samples: Path, where: str) -> dict[str, tu
             raise ValueError(f"{where}: `rendered` has {value!r:.80}. It must be a list of objects with an image each.")
         paths = [check_image(one.get("image"), samples, where, "rendered") for one in value]
         found[reward] = tuple(
-            Rendering(path if (samples / path).is_file() else None, _frames(one.get("frames", 1)))
+            Rendering(path, _frames(one.get("frames", 1)))
+            if (samples / path).is_file()
+            else Rendering(None, missing=path)
             for path, one in zip(paths, value)
         )
     return found

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from flowgrpo.gallery.build import build_gallery
+from flowgrpo.gallery.build import build_gallery, read_runs
 from flowgrpo.gallery.exports import write_dataset, write_single
+from flowgrpo.gallery.notes import notes_on
 from tests.gallery.browser import LivePage
 from tests.gallery.folders import data_of, picture, write_run, written
 from tests.gallery.test_browser import CHROMIUM, needs_chromium
@@ -64,6 +65,8 @@ def test_images_that_are_gone_or_elsewhere_are_said(run: Path, tmp_path: Path) -
     (run / "samples" / made(0, 1)["image"]).unlink()
     page = build_gallery(run, tmp_path / "site")
     assert rendered_of(page, 0)[1][0] == ["a", [[None, None, None]]]
+    [note] = notes_on(read_runs([run]))
+    assert note.startswith(f"1 of 6 pictures of {run} are missing or damaged, the first is {run / 'samples'}")
     elsewhere = write_run(tmp_path / "served", [written(0, 1, "words", rendered={"remote": []}), written(0, 2, "x")])
     assert rendered_of(build_gallery(elsewhere), 0) == [[["remote", []]], None]
 
