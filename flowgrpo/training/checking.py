@@ -23,8 +23,8 @@ from .images.conditioning import call_parameters
 from .images.image_teachers import check_teacher_weights
 from .images.prompt_sizes import note_frames, with_own_call
 from .lora_start import with_start
-from .recipe_findings import Checked, Fault
-from .recipe_models import check_model, hub_note
+from .recipe_findings import Checked, Fault, hub_note
+from .recipe_models import check_model
 from .recipe_plans import check_plans, idle_plan_options
 from .recipe_prompts import (
     check_data,
@@ -281,7 +281,7 @@ def _rewards(found: Checked) -> None:
         asked = [(reward, where) for spec, reward in zip(specs, outlined) if reward for where in servers(spec)]
         found.findings += [Fault("unknown", f"the server of reward {one.name} at {where}", key) for one, where in asked]
         read = [(reward, model) for spec, reward in zip(specs, outlined) if reward for model in hub_ids(spec)]
-        found.findings += [Fault("unknown", hub_note(f"model {m} of reward {one.name}"), key) for one, m in read]
+        found.findings += [Fault("unknown", hub_note(f"reward {one.name}: model", m), key) for one, m in read]
         found.attempt(key, _named_once, made)
         if rows:
             columns = column_names(rows, columns_of_run(recipe, evaluation=key != "rewards"))

@@ -32,6 +32,11 @@ class Fault:
     key: str = ""
 
 
+def hub_note(place: str, path: str) -> str:
+    """What a check says of a model that may be on the hub."""
+    return f"{place} {path} is not a folder here, so it is taken for a hub id, which is read when a run starts"
+
+
 @dataclass
 class Checked:
     """A recipe after its check.

@@ -26,7 +26,7 @@ from .model_paths import (
 )
 from .prompt_embeddings import met_at_most
 from .prompt_lengths import long_prompts
-from .recipe_findings import Checked, Fault
+from .recipe_findings import Checked, Fault, hub_note
 from .recipe_prompts import shows_pictures
 from .teachers import check_model_of_teacher
 from .text.checked_prompts import check_with_tokenizer
@@ -35,11 +35,6 @@ FOLDERS: dict[str, Callable[[str], str]] = {"images": model_folder, "text": lang
 """The function that finds the folder of a model, for each task."""
 MOST_ENCODED = 50_000
 """Number of prompts that can be encoded before a run without a word."""
-
-
-def hub_note(model: str) -> str:
-    """What a check says of a model that may be on the hub."""
-    return f"{model} is not a folder here, so it is taken for a hub id, which is read when a run starts"
 
 
 def check_model(found: Checked) -> None:
@@ -55,7 +50,7 @@ def check_model(found: Checked) -> None:
     if not found.folder:
         return
     if not Path(found.folder).is_dir():
-        found.findings.append(Fault("unknown", hub_note(f"model.path {path}"), "model.path"))
+        found.findings.append(Fault("unknown", hub_note("model.path", path), "model.path"))
         # A run asks the hub first, which may have another tokenizer by now.
         if isinstance(recipe, TextRecipe) and not found.fetches:
             _lengths(found, recipe, stored=True)

@@ -231,7 +231,7 @@ def test_a_check_knows_what_the_other_reward_needs(small_text: list[str], looks:
     assert all("reward 'rendered' takes `letters`, which the prompts do not have" in fault for fault in faults)
     [note] = found("red", model="nobody/nothing").texts("unknown")
     assert note == (
-        "model nobody/nothing of reward rendered is not a folder here, so it is taken for a hub id, which is read when "
+        "reward rendered: model nobody/nothing is not a folder here, so it is taken for a hub id, which is read when "
         "a run starts"
     )
 

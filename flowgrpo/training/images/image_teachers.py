@@ -13,7 +13,7 @@ from ...weights.borrowing import replaced
 from ...weights.pipeline_folders import INDEX
 from ...weights.whole_teachers import check_whole_teacher, load_whole_teacher
 from ..model_paths import DTYPES, embedded_pipeline, looks_local
-from ..recipe_findings import Checked, Fault
+from ..recipe_findings import Checked, Fault, hub_note
 from ..teachers import named
 
 if TYPE_CHECKING:
@@ -93,8 +93,7 @@ def check_teacher_weights(found: Checked, recipe: Recipe) -> None:
         elif isinstance(source, str) and Path(source).is_dir():
             found.attempt(key, check_whole_teacher, key, Path(source), student)
         elif isinstance(source, str):
-            text = f"{key} {source} is not a folder here, so it is taken for a hub id, which is read when a run starts"
-            found.findings.append(Fault("unknown", text, key))
+            found.findings.append(Fault("unknown", hub_note(key, source), key))
 
 
 def add_teachers(weights: TrainedWeights, model: ModelConfig) -> None:
