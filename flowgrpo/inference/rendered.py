@@ -56,6 +56,9 @@ class Rendered:
 
     Of a completion that thinks first, the text after the last `</think>` is the prompt; of this text, the content of
     the last `\\boxed{...}` or `<answer>` tag if it has one. What is opened and never closed leaves an empty prompt.
+    Calls of tools and their answers are text as any other, so a writer with tools puts its prompt into `<answer>`. Of a
+    conversation, the last message is the prompt that the language model was given; name a `column` with the whole wish
+    if the last message is only a part of it.
 
     Several rewards of one run with the same `model` and `set` share the pipeline. If `count`, `column` and `plain` are
     the same too, they also share the images.

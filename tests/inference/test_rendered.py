@@ -62,6 +62,7 @@ def redness(images: Tensor) -> list[float]:
         (" a cat \n", "a cat"),
         ("<think>a dog</think>\n\na cat", "a cat"),
         ("<think>a dog</think> so <answer>a cat</answer>", "a cat"),
+        ("<tool>cats?</tool><result>many</result> <answer>a cat</answer>", "a cat"),
         ("so <answer>a cat", ""),
         ("", ""),
     ],

@@ -64,6 +64,11 @@ def test_a_culprit_is_convicted_of_its_crime_and_of_nothing_else(
     assert report.count(FAULT) == faults, report.text()
 
 
+def test_a_comparison_that_rounding_decides_should_take_close_scores_as_equal(scenes: Material):
+    [finding] = [one for one in examine("Rounded", scenes).findings if one.code == "order"]
+    assert finding.advice.endswith("take close scores as equal, by `margin` of win_rate.")
+
+
 TINY_CLIP = {
     "embed_dim": 16,
     "vision_cfg": {"image_size": 32, "layers": 1, "width": 32, "head_width": 16, "patch_size": 8},
