@@ -275,8 +275,10 @@ METHODS = (
         "DRaFT", "2309.17400", ("draft",),
         "We know the paper's algorithm, and no code of its authors. The paper's sampler is DDIM; here it is the ODE of "
         "the pipeline. The gradient goes through the last K steps. Each step has a graph of its own, and hands its "
-        "gradient to the step before. DRaFT-LV, which noises the image several times and averages the gradients of the "
-        "last step, is not here.",
+        "gradient to the step before. DRaFT-LV is option `renoised`, with a window of the last step: the image is "
+        "noised again several times, and the gradients of the last step are averaged. On the embedded pipeline this "
+        "does not lower the variance: with 1, 2 or 8 more noises it is 0.999 to 1.001 times the variance of DRaFT-1. "
+        "There the gradient differs from image to image, and hardly with the noise of the last step.",
         (reward_gradient.RewardGradientObjective, reward_gradient.differentiated),
     ),
     Method(

@@ -212,6 +212,8 @@ def _gradient(
 ) -> dict[str, Tensor]:
     trainer.objective.prepare(experience)
     rows = torch.tensor(float(trainer.objective.rows(experience, 0, keep))).clamp(min=1.0)
+    if (sums := trainer.objective.measure(experience, 0, advantages, keep)) is not None:
+        trainer.objective.settle(sums)
     for batch in trainer.objective.batches(experience, 0, keep):
         trainer.objective.backward(experience, batch, advantages, keep, rows)
     named = trainer.task.weights.named_parameters()

@@ -19,6 +19,7 @@ from ..training.planning import (
     forecast,
     nfe_of,
     noised_levels,
+    renoised_states,
     scouts_evaluations,
     search_passes,
     steps_of,
@@ -256,8 +257,7 @@ def _flops(recipe: Recipe, model: Model, expected: Forecast, share: int, turns: 
         passes += recipe.optimizer.epochs * gradient * math.ceil(group / batch) / group
     # At these states a loss differentiates the rewards, through the decoder.
     differentiated = average("trained_states" if recipe.objective.get("at") == "prediction" else "leaves")
-    if noises_again(recipe):
-        differentiated *= noised_levels(recipe)[0]
+    differentiated *= noised_levels(recipe)[0] if noises_again(recipe) else renoised_states(recipe)
     return {
         "sampling": share * model.branches * sampled * cost.forward,
         "decoding": share * leaves * model.decode_flops,

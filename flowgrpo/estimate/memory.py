@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ..configs.schema import AnyRecipe, Recipe
 from ..parts.traits import keeps_base, noises_again
 from ..training.images.images_beside import learned
-from ..training.planning import Forecast, kept_predictions
+from ..training.planning import Forecast, kept_predictions, renoised_states
 from ..training.updating import one_average
 from ..weights.adapter_files import StartAdapter
 from .models import Model, teacher_source
@@ -209,13 +209,14 @@ def passing(recipe: Recipe, model: Model, shares: Shares, shown: Model) -> dict[
 def _differentiating(recipe: Recipe, model: Model, held: int) -> dict[str, int]:
     """Bytes of the graph of a decoder whose images rewards are differentiated at, apart from the graphs of rewards.
 
-    At the prediction of a state or at a recovered image, the graph of the denoiser is `held` meanwhile.
+    At the prediction of a state, at a recovered image or at one that was noised again, the graph of the denoiser is
+    `held` meanwhile.
     """
     if not model.decode_graph:
         return {}
     count = 1 if model.decoded_alone else recipe.rollout.decode_batch
     graph = count * (model.decode_graph + model.decode_bytes)
-    meanwhile = recipe.objective.get("at") == "prediction" or noises_again(recipe)
+    meanwhile = recipe.objective.get("at") == "prediction" or noises_again(recipe) or renoised_states(recipe) > 1
     return {"decoding with gradients": graph + (held if meanwhile else 0)}
 
 

@@ -248,7 +248,8 @@ def nfe_of(recipe: Planned, expected: Forecast) -> Nfe:
         times, kept = noised_levels(recipe)[0], kept_share(recipe)
         once = _noise_alone(recipe) if expected.pure_noise else 0.0
         theta, shared = times * kept, (times - once) * kept + once / recipe.rollout.group
-    theta, shared = theta * anchored_share(recipe), shared * anchored_share(recipe)
+    often = anchored_share(recipe) * renoised_states(recipe)
+    theta, shared = theta * often, shared * often
     before = scouts_evaluations(recipe) * sum(expected.windows) / images
     return Nfe(total("walked") / images + before, theta, total("evaluations") / images + before, shared)
 
@@ -361,6 +362,11 @@ def anchored_share(recipe: Planned) -> float:
     """Share of the trained states that are evaluated with gradients; below 1 if an objective draws anchors of them."""
     anchors: int | None = recipe.objective.get("anchors")
     return 1.0 if anchors is None else min(anchors / recipe.rollout.group, 1.0)
+
+
+def renoised_states(recipe: Planned) -> int:
+    """From how many states of an image an objective trains a step: its own one, and those noised again."""
+    return 1 + int(recipe.objective.get("renoised") or 0)
 
 
 def step_ranges(steps: Sequence[int]) -> str:

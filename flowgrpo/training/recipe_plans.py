@@ -37,6 +37,13 @@ def check_plans(recipe: Planned) -> None:
     if wanted == "gradients" and recipe.objective.get("at") == "image" and recipe.objective.get("through"):
         for steps in windows:
             _check_suffix(list(steps), plan.num_steps)
+    for steps in windows if recipe.objective.get("renoised") else []:
+        if list(steps) != [plan.num_steps - 1]:
+            raise ValueError(
+                f"objective.renoised noises finished images to the level of the last step, and the window {list(steps)}"
+                f" is not the last of {plan.num_steps} steps alone; use sampler.plan.window {{name: last, size: 1}}, or"
+                " leave renoised out"
+            )
     if wanted == "steps" and plan.neighbours:
         raise ValueError(
             f"sampler.plan {recipe.sampler.plan.name} trains deterministic steps; use objective neighbour, "

@@ -105,3 +105,11 @@ def test_the_gradient_is_of_the_images_that_the_selection_keeps(tmp_path: Path) 
         for name, recipe in recipes.items()
     }
     assert found["both"] == found["all"] != found["best"]
+
+
+@pytest.mark.slow
+def test_an_objective_that_measures_something_before_its_batches_is_measured_too(tmp_path: Path) -> None:
+    """DRaFT differentiates the rewards of the finished images first."""
+    small = ["rollout.prompts=2", "sampler.steps=2", "sampler.plan.window={name: last, size: 1}"]
+    found = signal(load_image_recipe("draft", small), tmp_path / "run", lambda line: None, batches=3)
+    assert {steps: row["batches"] for steps, row in found["steps"].items()} == {"1": 3}

@@ -10,9 +10,11 @@ from torch import Tensor
 
 from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import RecipeError, dump_recipe, load_recipe
+from flowgrpo.core.addressing import address
 from flowgrpo.training.checking import check
 from flowgrpo.training.folder.run_folder import RunFolder
 from flowgrpo.training.losses.reward_gradient import differentiated
+from flowgrpo.training.planning import forecast, nfe_of
 from flowgrpo.training.session import Session
 from flowgrpo.training.trainer import Trainer
 from tests.parts.own_parts import same_when_resumed
@@ -132,6 +134,34 @@ def test_the_gradient_is_that_of_the_whole_chain_at_once(steps: int, random_pipe
 
 
 @pytest.mark.slow
+def test_the_last_step_is_averaged_over_finished_images_that_are_noised_again(random_pipeline, tmp_path) -> None:
+    """DRaFT-LV, written out: the last step of each image, and from the image with new noise twice."""
+    words = "sampler.plan.window={name: last, size: 1}", "objective.renoised=2", "rollout.decode_batch=4"
+    trainer = trainer_of(random_pipeline, tmp_path, *words)
+    moved(trainer)
+    rows, e = trainer.collect(0)
+    policy, owners = trainer.task.policy, e.rollout.leaf_prompt.tolist()
+    policy.bind(e.plan)
+    sigma, x0 = e.plan.sigmas[3], e.rollout.x
+    roots = e.rollout.root[e.rollout.leaf].tolist()
+    states = [e.rollout.transitions[0].x[e.image_of_node()[e.rollout.transitions[0].node].argsort()]]
+    for number in (1, 2):
+        keys = [address(e.keys[p], -7, root, number) for p, root in zip(owners, roots)]
+        noise = torch.stack([torch.randn(x0.shape[1:], generator=torch.Generator().manual_seed(key)) for key in keys])
+        states.append((1 - sigma) * x0 + sigma * noise)
+    assert len({float(state.sum()) for state in states}) == 3
+    rewards = []
+    for x in states:
+        clean = x - sigma * policy.velocity_of(e.prompts)(x, 3, owners)
+        images = policy.denoiser.decode_with_graph(clean, [rows[p].prompt for p in owners])
+        # The batch of the update is of three images, and this reward depends on the first prompt of its call.
+        parts = (slice(0, 4),) if x is states[0] else (slice(0, 3), slice(3, 4))
+        rewards += [values(images[k], [rows[p].text for p in owners[k]]) for k in parts]
+    wanted = torch.autograd.grad(-2.0 * torch.cat(rewards).mean(), list(trainer.task.weights.parameters()))
+    assert relative_error(found_by(trainer, e), wanted) < 1e-3
+
+
+@pytest.mark.slow
 def test_without_through_each_step_has_its_direct_effect_alone(random_pipeline, tmp_path) -> None:
     """DRTune: the states that enter the denoiser have no gradient, and the steps between are constant."""
     window = "sampler.plan.window={name: subset, size: 2, interval: 1}"
@@ -170,10 +200,12 @@ def test_at_a_prediction_the_clean_image_of_each_state_is_scored(random_pipeline
 
 
 @pytest.mark.slow
-def test_a_run_resumes_to_the_bit(random_pipeline, tmp_path) -> None:
+@pytest.mark.parametrize("renoised", [0, 2])
+def test_a_run_resumes_to_the_bit(renoised: int, random_pipeline, tmp_path) -> None:
     words = words_of(
         random_pipeline, tmp_path, "run={iterations: 3, checkpoint_every: 1}", "optimizer.learning_rate=0.01",
-        "sampler.plan.window={name: last, size: 2}", "optimizer.updates=2", reward="flat",
+        f"sampler.plan.window={{name: last, size: {1 if renoised else 2}}}", "optimizer.updates=2",
+        f"objective.renoised={renoised}", reward="flat",
     )  # fmt: skip
     same_when_resumed("draft", words, tmp_path)
 
@@ -234,6 +266,8 @@ def test_a_reward_without_a_gradient_is_refused_before_the_run(
             "and extension schedule changes scores or advantages; leave the extension out",
         ),
         (["objective={name: reward_gradient, at: prediction, through: false}"], "through its own prediction alone"),
+        (["objective={name: reward_gradient, at: prediction, renoised: 1}"], "no finished image is differentiated, so"),
+        (["objective.renoised=-1"], "objective.renoised: Input should be greater than or equal to 0"),
         (["penalties=[{name: llds, weight: 0.1}]", "optimizer.updates=2"], "objective reward_gradient has no ratio of"),
     ],
 )  # fmt: skip
@@ -256,6 +290,30 @@ def test_a_window_that_ends_early_is_refused_if_the_gradient_goes_through_what_f
     with pytest.raises(ValueError, match=said):
         check(load_recipe("draft", words)).require()
     check(load_recipe("draft", [*words, "objective.through=false"])).require()
+
+
+@pytest.mark.parametrize("window", ["{name: last, size: 2}", "{name: subset, size: 1}", "{name: frozen, size: 1}"])
+def test_images_are_noised_again_for_the_last_step_alone(window: str) -> None:
+    words = ["objective={renoised: 2, through: false}", "sampler.steps=4"]
+    with pytest.raises(ValueError, match=re.escape("is not the last of 4 steps alone; use sampler.plan.window {name")):
+        check(load_recipe("draft", [*words, f"sampler.plan.window={window}"])).require()
+    check(load_recipe("draft", [*words, "sampler.plan.window={name: last, size: 1}"])).require()
+
+
+def test_states_that_are_noised_again_count_as_evaluations_with_gradients() -> None:
+    words = ["sampler.plan.window={name: last, size: 1}"]
+    plain, again = (load_recipe("draft", [*words, f"objective.renoised={often}"]) for often in (0, 2))
+    found = [nfe_of(recipe, forecast(recipe)) for recipe in (plain, again)]
+    assert [(one.theta, one.theta_shared, one.old) for one in found] == [(1.0, 1.0, 10.0), (3.0, 3.0, 10.0)]
+
+
+@pytest.mark.slow
+def test_penalties_beside_the_reward_are_of_the_renoised_states_too(random_pipeline, tmp_path) -> None:
+    words = "sampler.plan.window={name: last, size: 1}", "penalties=[{name: kl, weight: 3.0}]", "objective.renoised=1"
+    trainer = trainer_of(random_pipeline, tmp_path, *words, reward="flat")
+    first = trainer.iterate(0)
+    assert (first["kl"], first["loss"] < 0.0) == (0.0, True)
+    assert trainer.iterate(1)["kl"] > 0.0
 
 
 @pytest.mark.slow

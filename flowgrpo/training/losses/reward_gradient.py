@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from ...core.addressing import address
 from ...parts.choice import Choice
 from ...parts.needs import Need, idle, needs, one_round
+from ...parts.ranges import Whole
 from ...parts.traits import offering
 from ...pipelines.placement import offload_of
+from ...samplers.moves import draw_noise
 from ..data import columns_of
 from ..extensions.extension import has_hook
 from .edges import EdgeObjective, steps_to_score
@@ -33,6 +36,8 @@ CHANGING = ("samples_scored", "samples_compared", "advantages_made")
 """The hooks by which an extension may change scores and advantages."""
 
 
+RENOISED = -7
+"""In an address, the noise of a finished image that is noised again."""
 NOT_DIFFERENTIABLE = "requires grad", "does not require grad", "modified by an inplace operation"
 """What torch says if a computation has no gradient: it leaves torch, has no graph, or writes into its own inputs."""
 
@@ -99,6 +104,10 @@ def _one_pass(recipe: Any, choice: Choice) -> list[str]:
     one_round("takes the gradients of one rollout"),
     Need("select", ([],), "has a gradient for every image", mend="leave select out"),
     idle(
+        "renoised", where=lambda choice: choice["at"] == "prediction",
+        why="with at prediction, no finished image is differentiated",
+    ),
+    idle(
         "through", where=lambda choice: choice["at"] == "prediction",
         why="with at prediction, the gradient of a state goes through its own prediction alone",
     ),
@@ -112,7 +121,8 @@ class RewardGradientObjective(EdgeObjective):
     other, from the last to the first, and each step is evaluated again. So K steps need the memory of one. Without
     `through`, they skip the steps that follow, so a window may lie anywhere: DRTune (2405.00760, Sec. 3.2). With
     `at: prediction`, a state is led at once to the clean image that its velocity predicts: ReFL (2304.05977,
-    Algorithm 1).
+    Algorithm 1). With `renoised`, the last step is differentiated at more than one state of each image: DRaFT-LV
+    (2309.17400, Sec. 3).
 
     Args:
         setting: of the run.
@@ -120,20 +130,30 @@ class RewardGradientObjective(EdgeObjective):
             that each trained state predicts.
         through: Whether the gradient of a finished image goes through the predictions at the states after a step. If
             so, the window must end with the last step. If not, only the direct effect of each step is differentiated.
+        renoised: How often each finished image x0 is noised again, to (1 - σ) x0 + σ ε with the noise level σ of the
+            last step and new noise. The last step is taken from there, and the reward of its image is differentiated.
+            The gradient is the mean over these images and the finished one. Only the last step may be trained.
     """
 
     trains = "gradients"
 
     def __init__(
-        self, setting: ObjectiveSetting, *, at: Literal["image", "prediction"] = "image", through: bool = True
+        self,
+        setting: ObjectiveSetting,
+        *,
+        at: Literal["image", "prediction"] = "image",
+        through: bool = True,
+        renoised: Whole = 0,
     ) -> None:
         super().__init__(setting)
-        self.at, self.through = at, through and at == "image"
+        self.at, self.through, self.renoised = at, through and at == "image", renoised
         assert setting.rewards is not None
         self.rewards = setting.rewards
         self._image = self._chosen = torch.empty(0, dtype=torch.long)
         self._value, self._slope, self._uses = torch.empty(0), torch.empty(0), 1.0
         self._states: Tensor | None = None
+        # The values and slopes of the images of a batch; which of the renoised states it has, 0 for the recorded ones.
+        self._here, self._number = (torch.empty(0), torch.empty(0)), 0
 
     def prepare(self, experience: Experience) -> None:
         """Find the image to which each state leads."""
@@ -156,12 +176,18 @@ class RewardGradientObjective(EdgeObjective):
         """[N] weighted sums of the rewards of decoded states [N, ...], and their gradients, [N, ...]."""
         return differentiated(self.policy, self.rewards, x, [experience.rows[p] for p in owners], experience.rows)
 
+    def rows(self, experience: Experience, part: int, keep: Tensor | None) -> int:
+        """How many trained edges one part has, from renoised states too."""
+        return super().rows(experience, part, keep) * (1 + self.renoised)
+
     def batches(self, experience: Experience, part: int, keep: Tensor | None) -> Iterator[Batch]:
         """Recorded batches of states, the last step first."""
         return reversed(list(experience.batches(part, keep)))
 
     def score(self, experience: Experience, batch: Batch) -> ScoredEdges:
         """Recorded edges under the present policy, whose states have a gradient if a step before them is trained."""
+        if self._number:
+            return self._score_renoised(experience, batch)
         transitions, rows = batch
         x = self.policy.brought(transitions.x[rows]).float()
         self._states = None
@@ -176,15 +202,32 @@ class RewardGradientObjective(EdgeObjective):
         images = self._image[scored.node]
         if self.at == "image":
             self._chosen = images.to(self._value.device)
+            self._here = self._value[self._chosen], self._slope[self._chosen]
             return scored
         sigma, moved = transitions.coefficients.sigma, scored.shift.detach().float() / scored.scale
         clean = x - sigma * (self.policy.brought(transitions.velocity[rows]).float() + moved)
         owners = experience.rollout.leaf_prompt[images].tolist()
-        self._value, slope = self._of_images(experience, clean, owners)
+        value, slope = self._of_images(experience, clean, owners)
         # A velocity moves the clean image by the whole noise level, and its step by the length of the step.
-        self._slope = -sigma / scored.scale * slope
-        self._chosen = torch.arange(len(images), device=slope.device)
+        self._here = value, -sigma / scored.scale * slope
         return scored
+
+    def _score_renoised(self, experience: Experience, batch: Batch) -> ScoredEdges:
+        """The last step from finished images that are noised again, with the rewards of the images that it makes."""
+        transitions, rows = batch
+        rollout, nodes = experience.rollout, transitions.node[transitions.edges_of(rows)]
+        x0 = self.policy.brought(rollout.x[self._image[nodes].to(rollout.x.device)])
+        owners, roots = rollout.prompt[nodes].tolist(), rollout.root[nodes].tolist()
+        keys = [address(experience.keys[p], RENOISED, root, self._number) for p, root in zip(owners, roots)]
+        sigma = transitions.coefficients.sigma
+        noise = draw_noise(x0.shape[1:], keys, x0.device)
+        x = ((1.0 - sigma) * x0.float() + sigma * noise).to(x0.dtype)
+        # Nothing was predicted here before. The shift from a velocity of 0 is the whole step.
+        still = replace(_alone(transitions, rows, x), velocity=torch.zeros_like(x))
+        scored = super().score(experience, (still, slice(0, len(x))))
+        moved = scored.shift.detach()
+        self._here = self._of_images(experience, x.float() + moved.float(), owners)
+        return replace(scored, shift=scored.shift - moved, divergence=torch.zeros_like(scored.divergence))
 
     def backward(
         self, experience: Experience, batch: Batch, advantages: Tensor, keep: Tensor | None, rows: Tensor
@@ -196,13 +239,18 @@ class RewardGradientObjective(EdgeObjective):
             assert self._states.grad is not None
             self._slope[self._chosen] -= self._states.grad * (rows / self._uses)
             self._states = None
+        for number in range(1, self.renoised + 1):
+            self._number = number
+            again = super().backward(experience, batch, advantages, keep, rows)
+            outcome.metrics = {name: value + again.metrics[name] for name, value in outcome.metrics.items()}
+        self._number = 0
         return outcome
 
     def loss(
         self, scored: ScoredEdges, advantage: Tensor, mask: Tensor | None, penalty: Tensor | None, rows: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The rewards with the opposite sign, and the penalties; its gradient is exact, and its value is reported."""
-        slope, value = self._slope[self._chosen], self._value[self._chosen]
+        value, slope = self._here
         # All trained steps of an image add to one image, and the penalties are means over steps.
         along = -self._uses * (slope * scored.shift.float()).flatten(1).sum(1, keepdim=True)
         loss = along if penalty is None else along + penalty
