@@ -32,7 +32,7 @@ from flowgrpo.core import (
 from flowgrpo.core import forward_process as forward
 from flowgrpo.pipelines import policy, scored_edges
 from flowgrpo.rewards import relative, win_rate
-from flowgrpo.samplers import kernels, plans, schedules, solvers, transitions, windows
+from flowgrpo.samplers import kernels, plan_parts, plans, schedules, solvers, transitions, windows
 from flowgrpo.training import anchor, planning, teachers
 from flowgrpo.training.credit import step_credits
 from flowgrpo.training.extensions import novelty, suspects
@@ -292,8 +292,10 @@ METHODS = (
     Method(
         "DRTune", "2405.00760", ("drtune",),
         "The paper trains K steps at equal distances, and may end the sampler early, at the clean image of a state. "
-        "Here K random steps are drawn for all images of an iteration, and the finished image is scored.",
-        (reward_gradient.RewardGradientObjective,),
+        "Window `spaced` and `sampler.plan.earliest` do this. In the paper, a step after the end is not trained; here "
+        "the window is of the steps up to the end, so K steps are always trained. The recipe draws K random steps for "
+        "all images of an iteration, and scores the finished image.",
+        (reward_gradient.RewardGradientObjective, windows.spaced, plan_parts.ode),
     ),
     Method(
         "SRPO", "2509.06942", ("direct_align",),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from ..parts.choice import Choice, Of, given_names
@@ -234,15 +235,25 @@ def _trained_without_noise(recipe: Any, choice: Choice) -> list[str]:
     ]
 
 
+def _ends_for_gradients(recipe: Any, choice: Choice) -> list[str]:
+    if choice["earliest"] is None or trained(recipe) == "gradients":
+        return []
+    return [
+        f"sampler.plan.earliest ends rollouts early for the gradients of rewards, and objective is "
+        f"{recipe.objective.name}; leave earliest out, or use objective reward_gradient"
+    ]
+
+
 @offers("noiseless")
 @offers("neighbours", where="window")
-@needs(_trained_without_noise)
+@needs(_trained_without_noise, _ends_for_gradients)
 def ode(
     setting: Setting,
     iteration: int,
     *,
     window: Annotated[Window, Of("window", "progressive")] | None = None,
     spread: Spread | None = None,
+    earliest: Whole | None = None,
 ) -> Plan:
     """Deterministic chains, each from its own noise, for losses without a stochastic step.
 
@@ -254,12 +265,26 @@ def ode(
             losses of the forward process.
         spread: Weight of each sample's own noise relative to the noise that the samples of a prompt share, in their
             first noises. By default these noises are independent.
+        earliest: First step that may end a rollout (DRTune). In each iteration, a step from this one on is drawn, which
+            goes to the clean image at once. The window is of the steps up to it. By default, a rollout has all steps.
 
     Raises:
-        ValueError: if the group has one image, and images of a prompt are compared.
+        ValueError: if the group has one image, and images of a prompt are compared; or `earliest` is no step.
     """
     _compared(setting)
-    trained = () if window is None else _trained(setting, iteration, window, None)[1]
+    if earliest is not None:
+        _within("earliest", [earliest], setting)
+        ends = random.Random(f"end/{setting.seed}/{iteration}").randrange(earliest, setting.num_steps)
+        setting = replace(setting, sigmas=(*setting.sigmas[: ends + 1], 0.0))
+    try:
+        trained = () if window is None else _trained(setting, iteration, window, None)[1]
+    except ValueError as error:
+        if earliest is None:
+            raise
+        raise ValueError(
+            f"sampler.plan.earliest is {earliest}, and in iteration {iteration} a rollout has {setting.num_steps} "
+            "step(s), in which sampler.plan.window does not fit; use a later step, or a window of fewer steps"
+        ) from error
     return ode_plan(setting.sigmas, samples=setting.group, solver=setting.solver, trained=trained, spread=spread)
 
 

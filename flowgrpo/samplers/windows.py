@@ -178,6 +178,39 @@ def subset(
     return sorted(_draw(iteration, seed, interval).sample(range(start, _stop(num_steps, stop)), size))
 
 
+def spaced(
+    iteration: int,
+    num_steps: int,
+    seed: int,
+    *,
+    size: Count = 4,
+    interval: Count = 25,
+    start: Whole = 0,
+    stop: Count | None = None,
+) -> range:
+    """Steps at equal distances from a random first one, drawn anew every `interval` iterations (DRTune, 2405.00760).
+
+    The distance is the number of steps to draw from, divided by `size` and rounded down.
+
+    Args:
+        iteration: counted from 0.
+        num_steps: denoising steps ``T`` of the schedule.
+        seed: seed of the run.
+        size: Number of steps.
+        interval: Iterations with the same steps.
+        start: First step that may be drawn.
+        stop: One past the last step that may be drawn; by default, all steps but the last may be drawn.
+
+    Raises:
+        ValueError: if there are fewer than `size` steps to draw from.
+    """
+    _fits(num_steps, size, start, stop)
+    room = _stop(num_steps, stop) - start
+    distance = room // size
+    first = start + _draw(iteration, seed, interval).randrange(room - distance * (size - 1))
+    return range(first, first + distance * (size - 1) + 1, distance)
+
+
 def frozen(iteration: int, num_steps: int, seed: int, *, size: Count = 4, start: Whole = 0) -> range:
     """A window that stays where it is (MixGRPO-Flash*, arXiv:2507.21802).
 
@@ -220,6 +253,7 @@ WINDOWS: dict[str, Callable[..., Sequence[int]]] = {
     "progressive": progressive,
     "random": drawn,
     "subset": subset,
+    "spaced": spaced,
     "decay": decay,
     "exp_decay": exp_decay,
     "frozen": frozen,

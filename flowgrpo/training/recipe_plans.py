@@ -21,8 +21,11 @@ are counted in this many iterations."""
 
 def check_plans(recipe: Planned) -> None:
     """Make the plans of the first iterations, and check that the plans fit the objective and the guide."""
-    windows = [counts.trained_steps for counts in forecast(recipe, most=CHECKED_PLANS).counts]
-    plan, wanted = planner(recipe, levels_of(recipe))(0), trained(recipe)
+    forecast(recipe, most=CHECKED_PLANS)
+    plan_for, wanted = planner(recipe, levels_of(recipe)), trained(recipe)
+    plans = [plan_for(k) for k in range(min(recipe.run.iterations, CHECKED_PLANS))]
+    windows = {(plan.counts().trained_steps, plan.num_steps) for plan in plans}
+    plan = plans[0]
     if isinstance(recipe, Recipe) and recipe.sampler.guide is not None:
         check_guide(plan)
     if isinstance(recipe, Recipe) and recipe.rollout.scouts is not None:
@@ -35,13 +38,13 @@ def check_plans(recipe: Planned) -> None:
             f"sampler.plan {recipe.sampler.plan.name} trains no step, and objective {recipe.objective.name} needs one"
         )
     if wanted == "gradients" and recipe.objective.get("at") == "image" and recipe.objective.get("through"):
-        for steps in windows:
-            _check_suffix(list(steps), plan.num_steps)
-    for steps in windows if recipe.objective.get("renoised") else []:
-        if list(steps) != [plan.num_steps - 1]:
+        for steps, count in windows:
+            _check_suffix(list(steps), count)
+    for steps, count in windows if recipe.objective.get("renoised") else ():
+        if list(steps) != [count - 1]:
             raise ValueError(
                 f"objective.renoised noises finished images to the level of the last step, and the window {list(steps)}"
-                f" is not the last of {plan.num_steps} steps alone; use sampler.plan.window {{name: last, size: 1}}, or"
+                f" is not the last of {count} steps alone; use sampler.plan.window {{name: last, size: 1}}, or"
                 " leave renoised out"
             )
     if wanted == "steps" and plan.neighbours:

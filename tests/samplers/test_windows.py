@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import groupby, pairwise
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowgrpo.configs.load import RecipeError, load_recipe
-from flowgrpo.samplers.windows import WINDOWS, decay, drawn, exp_decay, frozen, progressive, subset, whole
+from flowgrpo.samplers.windows import WINDOWS, decay, drawn, exp_decay, frozen, progressive, spaced, subset, whole
 
 SLIDING = ("progressive", "decay", "exp_decay")
 DRAWN = [3, 1, 3, 2, 3, 2, 2, 3, 0, 0, 2, 3]
@@ -47,7 +48,7 @@ def test_windows_are_full_and_never_hold_the_last_step(chosen: Chosen, iteration
     window = WINDOWS[name](iteration, num_steps, seed, **options)
     assert len(window) == options.get("size", num_steps - 1)
     gaps = {b - a for a, b in pairwise(window)}
-    assert gaps <= {1} if name != "subset" else all(gap > 0 for gap in gaps)
+    assert all(gap > 0 for gap in gaps) if name == "subset" else len(gaps) <= 1 if name == "spaced" else gaps <= {1}
     assert window[0] >= options.get("start", 0)
     assert window[-1] <= num_steps - 2
     if options.get("stop") is not None:
@@ -133,6 +134,20 @@ def test_random_windows_are_addressed_uniform_and_held() -> None:
 def test_what_is_drawn_for_a_seed_does_not_change_between_releases() -> None:
     assert [drawn(k, 10, 0, size=2, interval=1, stop=5).start for k in range(12)] == DRAWN
     assert [subset(k, 8, 0, size=4, interval=1) for k in range(3)] == SUBSETS
+
+
+def test_spaced_steps_are_each_equally_often_trained() -> None:
+    """Of 12 steps, 4 are 3 apart, so there are three sets; of 13, there is one more first step."""
+    found = [tuple(spaced(k, 13, 0, size=4, interval=1)) for k in range(600)]
+    counts = Counter(found)
+    assert set(counts) == {(0, 3, 6, 9), (1, 4, 7, 10), (2, 5, 8, 11)}
+    assert min(counts.values()) > 160
+    assert {tuple(spaced(k, 14, 0, size=4, interval=1)) for k in range(200)} - set(counts) == {(3, 6, 9, 12)}
+    assert {tuple(spaced(k, 13, 0, size=2, interval=1, start=4, stop=8)) for k in range(99)} == {(4, 6), (5, 7)}
+    held = [tuple(spaced(k, 13, 1, size=4, interval=5)) for k in range(50)]
+    assert all(len(set(held[k : k + 5])) == 1 for k in range(0, 50, 5))
+    assert len(set(held)) == 3
+    assert found != [tuple(spaced(k, 13, 1, size=4, interval=1)) for k in range(600)]
 
 
 def test_all_is_every_step_but_the_last() -> None:

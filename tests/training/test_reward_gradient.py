@@ -14,7 +14,7 @@ from flowgrpo.core.addressing import address
 from flowgrpo.training.checking import check
 from flowgrpo.training.folder.run_folder import RunFolder
 from flowgrpo.training.losses.reward_gradient import differentiated
-from flowgrpo.training.planning import forecast, nfe_of
+from flowgrpo.training.planning import forecast, nfe_of, planner
 from flowgrpo.training.session import Session
 from flowgrpo.training.trainer import Trainer
 from tests.parts.own_parts import same_when_resumed
@@ -183,6 +183,38 @@ def test_without_through_each_step_has_its_direct_effect_alone(random_pipeline, 
 
 
 @pytest.mark.slow
+def test_a_rollout_that_ends_early_has_the_clean_image_of_its_last_state(random_pipeline, tmp_path) -> None:
+    """DRTune: the steps up to the drawn one, which goes to the end at once; the gradient is of this short chain."""
+    words = "sampler.plan={window: {name: spaced, size: 2, interval: 1}, earliest: 1}", "objective.through=false"
+    trainer = trainer_of(random_pipeline, tmp_path, *words, "rollout.decode_batch=4", "sampler.steps=5")
+    moved(trainer)
+    whole = trainer.task.plan_for(0).sigmas
+    levels = planner(load_recipe("draft", ["sampler.steps=5"]), trainer.task.policy.denoiser.probe.sigmas)(0).sigmas
+    numbers = {trainer.task.plan_for(k).num_steps for k in range(20)}
+    assert numbers == {2, 3, 4, 5}
+    k = next(k for k in range(20) if trainer.task.plan_for(k).num_steps == 3)
+    rows, e = trainer.collect(k)
+    assert e.plan.sigmas == (*levels[:3], 0.0)
+    assert whole[0] == levels[0]
+    policy, owners = trainer.task.policy, e.rollout.leaf_prompt.tolist()
+    policy.bind(e.plan)
+    place = e.image_of_node()[e.rollout.transitions[0].node].argsort()
+    x = e.rollout.transitions[0].x[place]
+    first = e.rollout.transitions[0].step
+    with_gradient = torch.zeros_like(x)
+    for step in range(first, 3):
+        v = policy.velocity_of(e.prompts)(x, step, owners).float()
+        move = (e.plan.sigmas[step + 1] - e.plan.sigmas[step]) * v
+        with_gradient = with_gradient + (move - move.detach() if step in e.plan.trained_steps else 0.0)
+        x = (x + move).detach()
+    torch.testing.assert_close(x, e.rollout.x, atol=1e-5, rtol=1e-5)
+    images = policy.denoiser.decode_with_graph(x + with_gradient, [rows[p].prompt for p in owners])
+    reward = values(images, [rows[p].text for p in owners])
+    wanted = torch.autograd.grad(-2.0 * reward.mean(), list(trainer.task.weights.parameters()))
+    assert relative_error(found_by(trainer, e), wanted) < 1e-3
+
+
+@pytest.mark.slow
 def test_at_a_prediction_the_clean_image_of_each_state_is_scored(random_pipeline, tmp_path) -> None:
     """ReFL: x - σ v of a state is decoded and scored, and the gradient ends at the state."""
     window = "sampler.plan.window={name: frozen, size: 2, start: 1}"
@@ -200,12 +232,17 @@ def test_at_a_prediction_the_clean_image_of_each_state_is_scored(random_pipeline
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("renoised", [0, 2])
-def test_a_run_resumes_to_the_bit(renoised: int, random_pipeline, tmp_path) -> None:
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["sampler.plan.window={name: last, size: 2}"],
+        ["sampler.plan={window: {name: last, size: 1}, earliest: 1}", "objective.renoised=2"],
+    ],
+)
+def test_a_run_resumes_to_the_bit(more: list[str], random_pipeline, tmp_path) -> None:
     words = words_of(
         random_pipeline, tmp_path, "run={iterations: 3, checkpoint_every: 1}", "optimizer.learning_rate=0.01",
-        f"sampler.plan.window={{name: last, size: {1 if renoised else 2}}}", "optimizer.updates=2",
-        f"objective.renoised={renoised}", reward="flat",
+        "optimizer.updates=2", *more, reward="flat",
     )  # fmt: skip
     same_when_resumed("draft", words, tmp_path)
 
@@ -298,6 +335,24 @@ def test_images_are_noised_again_for_the_last_step_alone(window: str) -> None:
     with pytest.raises(ValueError, match=re.escape("is not the last of 4 steps alone; use sampler.plan.window {name")):
         check(load_recipe("draft", [*words, f"sampler.plan.window={window}"])).require()
     check(load_recipe("draft", [*words, "sampler.plan.window={name: last, size: 1}"])).require()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words", "said"),
+    [
+        ("draft", ["sampler.plan.earliest=10"], "sampler.plan.earliest is [10]; name steps between 0 and 9"),
+        ("draft", ["sampler.plan.earliest=1"], "step(s), in which sampler.plan.window does not fit; use a later step"),
+        ("diffusion_nft", ["sampler.plan.earliest=3"], "for the gradients of rewards, and objective is forward; leave"),
+        ("draft", ["sampler.plan={earliest: 4, window: all}"], ""),
+        ("draft", ["sampler.plan={earliest: 4, window: {name: frozen, size: 2}}"], "does not end with the last of"),
+    ],
+)  # fmt: skip
+def test_where_a_rollout_may_end_is_checked(recipe: str, words: list[str], said: str) -> None:
+    if not said:
+        check(load_recipe(recipe, words)).require()
+        return
+    with pytest.raises(ValueError, match=re.escape(said)):
+        check(load_recipe(recipe, words)).require()
 
 
 def test_states_that_are_noised_again_count_as_evaluations_with_gradients() -> None:
