@@ -202,12 +202,30 @@ def require_same(sample: Tensor, x: Tensor, held: Held | None = None) -> None:
             given = torch.where(held.part.to(sample.device), sample, given)
         if torch.equal(sample, given):
             return
-    if not bool(torch.isfinite(x).all()):
-        raise PipelineError("the state x holds values that are not finite")
+    require_finite(x, "the states between the denoising steps")
     raise PipelineError(
         f"the pipeline evaluated a state of shape {tuple(sample.shape)} that is not the one supplied "
         f"({tuple(x.shape)}): the pipeline ignores, rescales or repacks the state"
     )
+
+
+def require_finite(values: Tensor, what: str) -> None:
+    """Refuse values that have overflowed.
+
+    Args:
+        values: [N, ...], those of N samples.
+        what: their name in the message, a plural.
+
+    Raises:
+        PipelineError: a value is infinite or no number. The message says what to change.
+    """
+    finite = values.isfinite().flatten(1).all(1)
+    if not bool(finite.all()):
+        raise PipelineError(
+            f"{what} are not finite in {int((~finite).sum())} of {len(finite)} samples: numbers have overflowed. If "
+            "no weight has moved yet, they do not fit into model.dtype: use bfloat16 or float32. Otherwise the weights "
+            "have gone too far: lower optimizer.learning_rate, and begin again or go on from a checkpoint"
+        )
 
 
 def stacked(images: Any, rows: int) -> Tensor:

@@ -27,7 +27,7 @@ from ..samplers.transitions import (
     to_host,
 )
 from ..weights.trained import TrainedWeights
-from .callers import OWN_TABLE
+from .callers import OWN_TABLE, require_finite
 from .capture import ConditionedPrompt, intercepting
 from .denoiser import Denoiser
 from .experience import Experience, ImagesBeside, part_bounds
@@ -335,7 +335,11 @@ class FlowPolicy:
             self.denoiser.bind(sigmas)
 
     def decode(self, rollout: Rollout, prompts: Sequence[str], told: Told = silent) -> Tensor:
-        """Images of the leaves, on the CPU. After each batch, `told` is called with the number of images so far."""
+        """Images of the leaves, on the CPU. After each batch, `told` is called with the number of images so far.
+
+        Raises:
+            PipelineError: an image has values that are not finite; a reward would see a black one.
+        """
         texts = [prompts[p] for p in rollout.leaf_prompt.tolist()]
         size = self.decode_batch
         ranges = [slice(k, k + size) for k in range(0, len(texts), size)]
@@ -343,6 +347,7 @@ class FlowPolicy:
             images = torch.empty(0)
             for k in ranges:
                 decoded = self.denoiser.decode(self.brought(rollout.x[k]), texts[k]).cpu()
+                require_finite(decoded, "the decoded images")
                 if k.start == 0:
                     images = decoded.new_empty(len(texts), *decoded.shape[1:])
                 images[k] = decoded

@@ -165,6 +165,12 @@ def _floats(result: Any, count: int, what: str) -> Tensor:
             f"{what} returned a {type(result).__name__} ({result!r:.80}) for {count} samples; return a list, "
             "array or tensor of one float each, or Scores(values, sub_scores, notes)"
         )
+    if isinstance(result, tuple) and result and np.ndim(result[0]) and (len(result) != count or _has_columns(result)):
+        kinds = ", ".join(type(one).__name__ for one in result)
+        raise InvalidScores(
+            f"{what} returned a tuple ({kinds:.80}) for {count} samples; return the scores alone, or Scores(values, "
+            "sub_scores, notes)"
+        )
     if len(result) != count:
         raise InvalidScores(f"{what} returned {len(result)} values for {count} samples; return one for each")
     values = torch.tensor([_number(value, row, what) for row, value in enumerate(result)], dtype=torch.float32)
@@ -177,6 +183,11 @@ def _floats(result: Any, count: int, what: str) -> Tensor:
             row,
         )
     return values
+
+
+def _has_columns(result: Sequence[Any]) -> bool:
+    """Whether a reward returned the scores with something beside them, as `(scores, {})`."""
+    return any(isinstance(one, Mapping) for one in result)
 
 
 def _number(value: Any, row: int, what: str) -> float:

@@ -20,7 +20,7 @@ from ..pipelines.pictures import ENDINGS, Picture
 from ..text.model_folder import check_language_folder
 from ..weights.json_files import read_json_object
 from ..weights.pipeline_folders import check_pipeline_folder, from_hub, named_pipeline
-from ..weights.saving import left_out
+from ..weights.saving import ADAPTER_FILE, left_out
 from .folder.leftovers import RESULTS
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 MASKED = "arithmetic:masked"
 UNTRAINED = "arithmetic:untrained"
 RECOMMENDED = "flowgrpo.json"
+ADAPTERS = ("pytorch_lora_weights.safetensors", ADAPTER_FILE)
+"""Files by which a folder with a LoRA is known."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -71,6 +73,12 @@ def _folder_or_id(path: str, index: str, whole: str, what: str, embedded: str) -
             raise ValueError(
                 f"model.path {path!r} is a run of a LoRA; give the model that it was trained on, and "
                 f"model.lora.start: {path}"
+            )
+        if any((folder / name).exists() for name in ADAPTERS):
+            run = folder.parent if (folder.parent / "config.yaml").is_file() else "the folder of the run"
+            raise ValueError(
+                f"model.path {path!r} holds a LoRA and no model; give the model that it was trained on, and "
+                f"model.lora.start: {path}. A command that takes a run takes {run}"
             )
         raise ValueError(f"model.path {path!r} holds no {index}; give the folder of {whole}")
     if folder.is_file():

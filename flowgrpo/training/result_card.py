@@ -6,21 +6,28 @@ import inspect
 from collections.abc import Container, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ..configs.run_recipes import measured_alike_since
+from ..configs.run_recipes import measured_alike_since, recipes_of
 from ..configs.schema import AnyRecipe, MaskedRecipe, Recipe, TextRecipe
+from ..configs.yaml_text import read_text
 from ..intake.json_text import lines_of, parse_json
 from ..pipelines.arguments import FURTHER, PICTURES
 from ..text.diffusion_models import DIFFUSION_TYPES, type_of
 from ..weights.saving import left_out
 from .data import IMAGE, PromptRow, have_pictures
+from .folder.changing import may_change
 from .folder.model_card import CardFacts, card_text, write_card
+from .folder.resuming import changes
 from .folder.run_folder import RunFolder
 from .images.conditioning import call_parameters
 from .model_paths import model_folder, recommended_arguments
 from .recipe_prompts import shows_pictures
+
+_LONGEST = 60
+"""Characters of a change in a card."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +72,27 @@ def write_result_card(
         pictures=_pictures(recipe, known),
         chat=_chats(folder, recipe, known.pipe),
         alike_since=measured_alike_since(run.path, iteration),
+        changed=tuple(_changed(run, recipe, iteration)),
         own_class=isinstance(recipe, MaskedRecipe) and _has_own_class(folder, recipe, known.pipe),
     )
     write_card(folder, card_text(recipe, run.read_metrics(), facts), former)
+
+
+def _changed(run: RunFolder, recipe: AnyRecipe, iteration: int) -> Iterator[str]:
+    """What was changed in the middle of the run, by hand, of what a run may not change; see `folder.changing`."""
+    for (_, before), (start, now) in pairwise(recipes_of(run.path)):
+        if start >= iteration:
+            return
+        with suppress(OSError, ValueError):
+            found = changes(before, read_text(now)).items()
+            told = [_told(key, values) for key, values in found if not may_change(key, recipe)]
+            if told:
+                yield f"after {start} iterations {', '.join(told)}"
+
+
+def _told(key: str, values: str) -> str:
+    """A change in words; values that are long, or that may hold a path, are left out."""
+    return key if len(values) > _LONGEST or set(values) & set("/\\") else f"{key} {values}"
 
 
 def _call(recipe: AnyRecipe) -> dict[str, Any]:

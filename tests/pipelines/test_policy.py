@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,6 +16,7 @@ from torch import Tensor
 from flowgrpo.core.penalties import PENALTIES
 from flowgrpo.pipelines.denoiser import Denoiser
 from flowgrpo.pipelines.experience import Experience
+from flowgrpo.pipelines.pipeline_error import PipelineError
 from flowgrpo.pipelines.policy import FlowPolicy
 from flowgrpo.pipelines.prompt_cache import PromptCache
 from flowgrpo.pipelines.scored_edges import ScoredEdges
@@ -449,6 +451,19 @@ def test_leaves_are_decoded_with_their_own_prompts(key: str) -> None:
     assert images.ndim == (5 if key == "wan" else 4)
     assert 0 <= images.min() < images.max() <= 1
     torch.testing.assert_close(images, policy.decode(experience.rollout, PROMPTS[:2]), rtol=0, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_samples_that_have_overflowed_reach_no_reward() -> None:
+    policy = tiny_policy("sd3")
+    rollout = experience_of(policy, window(policy, steps=(0,)), PROMPTS[:2]).rollout
+    x = rollout.x.clone()
+    x[1, 0, 0, 0] = math.nan
+
+    with pytest.raises(PipelineError, match=r"the decoded images are not finite in 1 of 4 samples.*model.dtype"):
+        policy.decode(replace(rollout, x=x), PROMPTS[:2])
+    with pytest.raises(PipelineError, match=r"steps are not finite in 1 of 4 samples.*optimizer.learning_rate"):
+        policy.denoiser.velocity(x, 1, [PROMPTS[0]] * 4)
 
 
 @pytest.mark.slow

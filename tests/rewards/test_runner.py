@@ -87,6 +87,9 @@ def test_mixed_scalars_none_and_nan() -> None:
     ("result", "message", "index"),
     [
         ([1.0, 2.0], r"returned 2 values for 3 samples", None),
+        ((torch.zeros(3), {}), r"returned a tuple \(Tensor, dict\) for 3 samples; return the scores alone", None),
+        (([1.0, 2.0, 3.0], [], {}), r"a tuple \(list, list, dict\) for 3 samples", None),
+        ((1.0, 2.0), "returned 2 values for 3 samples", None),
         (torch.zeros(3, 1), r"shape \[3, 1\]", None),
         (0.5, "returned a float", None),
         ("abc", "returned a str", None),

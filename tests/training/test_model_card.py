@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from flowgrpo.configs.load import load_image_recipe, load_recipe
+from flowgrpo.configs.load import dump_recipe, load_image_recipe, load_recipe
 from flowgrpo.configs.schema import AnyRecipe
 from flowgrpo.inference.exporting import add_card
 from flowgrpo.training.folder.model_card import (
@@ -21,6 +21,8 @@ from flowgrpo.training.folder.model_card import (
     plain_line,
     write_card,
 )
+from flowgrpo.training.folder.run_folder import RunFolder
+from flowgrpo.training.result_card import Known, write_result_card
 
 SECRET = "/home/jane/secret"
 
@@ -376,3 +378,25 @@ def test_a_negative_prompt_that_is_left_out_is_said() -> None:
     assert '    negative_prompt=" ",\n' in program(card)
     assert "blue" not in card
     assert "red" not in program(card)
+
+
+def test_a_card_says_what_was_changed_in_the_middle_of_a_run(tmp_path: Path) -> None:
+    def recipe(*words: str) -> str:
+        return dump_recipe(images("data.train=/home/jane/secret/a.txt", "optimizer.learning_rate=1e-4", *words))
+
+    for start, words in {
+        0: [],
+        5: ["optimizer.learning_rate=1e-5", "run.iterations=90"],
+        9: ["optimizer.learning_rate=1e-5", "data.train=/home/jane/secret/b.txt", "evaluate.prompts=4"],
+        40: ["optimizer.learning_rate=3e-3"],
+    }.items():
+        folder = tmp_path / "recipes" / f"iter-{start:06d}"
+        folder.mkdir(parents=True)
+        (folder / "config.yaml").write_text(recipe(*words))
+    (tmp_path / "lora").mkdir()
+    write_result_card(tmp_path / "lora", "lora", images(), RunFolder(tmp_path), 40, Known())
+
+    card = (tmp_path / "lora" / CARD).read_text()
+    assert table(card, "Training")["changed in the middle"] == [
+        "after 5 iterations optimizer.learning_rate 0.0001 → 1e-05; after 9 iterations data.train"
+    ]

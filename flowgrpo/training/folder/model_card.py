@@ -54,6 +54,7 @@ class CardFacts:
         chat: whether prompts go through a chat template.
         own_class: whether the class of the language model is flowgrpo's, because transformers has none.
         alike_since: the first iteration whose evaluation has the settings of the last one.
+        changed: what was changed in the middle of the run, each with its iteration, in words.
     """
 
     kind: str
@@ -70,6 +71,7 @@ class CardFacts:
     chat: bool = False
     own_class: bool = False
     alike_since: int = 0
+    changed: tuple[str, ...] = ()
 
 
 def card_text(recipe: AnyRecipe, metrics: Sequence[Mapping[str, Any]], facts: CardFacts) -> str:
@@ -198,6 +200,8 @@ def _rows(recipe: AnyRecipe, facts: CardFacts, base: str) -> Iterable[tuple[str,
     often = "a step" if steps == 1 else f"{steps} steps"
     rate = f"learning rate {optimizer.learning_rate:g} ({optimizer.schedule})"
     yield "optimizer", f"AdamW, {rate}, {often} an iteration"
+    if facts.changed:
+        yield "changed in the middle", plain_line("; ".join(facts.changed))
     yield "average of the weights", "none" if optimizer.ema is None else f"decay {optimizer.ema.decay:g}"
     yield "seed", str(recipe.run.seed)
     yield "training prompts", _prompts(recipe.data.train, facts.train)
