@@ -60,7 +60,7 @@ def test_labels_of_another_assessor():
 def test_the_gallery_shows_the_labels(tmp_path: Path):
     batch = score([TWO])
     record = {"phase": "eval", "iteration": 0, "prompt": "p", "prompt_id": 0, "seed": 0, "image": "a.png"}
-    shown = _details(parse_sample({**record, **batch.record(0)}, tmp_path, "here"), ["artifacts"])
+    shown = _details(parse_sample({**record, **batch.record(0)}, tmp_path, "here"), ["artifacts"], {}, {})
     assert ["artifacts / hands", 1.0] in shown["parts"]
     assert shown["notes"] == [[0, batch.notes["artifacts"][0]]]
 
