@@ -56,7 +56,14 @@ def _storage(tensor: Tensor) -> torch.UntypedStorage:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+    """The tensors of a nest. `tree_leaves` would take far longer, and every operation asks."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return []
+    return [tensor for part in value for tensor in _tensors(part)]
 
 
 class _Computing(TorchDispatchMode):

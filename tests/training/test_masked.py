@@ -241,7 +241,8 @@ def test_a_run_on_another_device_leaves_no_tensor_behind(
     with simulated_device() as device:
         monkeypatch.setattr(Accelerator, "device", property(lambda self: device.device))
         for recipe in ("masked_branch", "gdpo_masked"):
-            trainer = trainer_of(small, tmp_path / recipe, KL, "optimizer.updates=2", recipe=recipe)
+            more = (KL, "optimizer.updates=2", "run.iterations=2")
+            trainer = trainer_of(small, tmp_path / recipe, *more, recipe=recipe)
             trainer.train()
             assert all(p.device == device.device for p in trainer.task.weights.parameters())
 
