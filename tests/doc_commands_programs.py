@@ -9,6 +9,7 @@ import site
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import yaml
@@ -19,7 +20,7 @@ from flowgrpo.configs.load import load_recipe
 from flowgrpo.configs.schema import Recipe, TextRecipe
 from flowgrpo.rewards.serving.encryption import server_context
 from tests.doc_commands_checkout import ONE_TEST, Checkout, environment, install
-from tests.doc_commands_read import OPERATORS, ROOT, Example, examples
+from tests.doc_commands_read import OPERATORS, ROOT, WALKTHROUGHS, Example, examples
 from tests.doc_commands_reader import NoRule, Reader
 
 RECIPE_KEYS = {*Recipe.model_fields, *TextRecipe.model_fields, "base", "published"}
@@ -276,9 +277,26 @@ def _torchrun(reader: Reader, example: Example, words: list[str]) -> None:
     _launched(reader, example, plain)
 
 
+@cache
+def _walked() -> str:
+    """What the walkthroughs show, for any number of processes."""
+    return "\n".join(_counted(page.read_text(encoding="utf-8")) for page in WALKTHROUGHS)
+
+
+def _counted(text: str) -> str:
+    return re.sub(r"(?<= )\d+(?= )", "N", text)
+
+
 def _launched(reader: Reader, example: Example, words: list[str]) -> None:
-    """Start the command that a launcher starts, in the small form that the reader's rule gives."""
+    """Start the command that a launcher starts, in the small form that the reader's rule gives.
+
+    If a walkthrough starts the same command by the same launch, `tests/test_walkthroughs.py` really launches it. Then
+    the command of the page is run by one process.
+    """
     begun = next(at for at, word in enumerate(words) if Path(word).name == "flowgrpo")
+    launch = re.match(r".* flowgrpo \w+ ", _counted(" ".join(example.words)))
+    if launch is not None and launch[0] in _walked():
+        return reader.run(example, words[begun + 1 :])
     own = environment(reader.stock.checkout.folder, {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"})
     launch = words[: begun + 1]
 
@@ -288,7 +306,7 @@ def _launched(reader: Reader, example: Example, words: list[str]) -> None:
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
-    reader.run(example, words[begun + 1 :], start)
+    return reader.run(example, words[begun + 1 :], start)
 
 
 def _export(reader: Reader, example: Example, words: list[str]) -> None:

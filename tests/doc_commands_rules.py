@@ -17,6 +17,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -38,6 +39,7 @@ from flowgrpo.rewards import RewardSet, RewardSpec
 from flowgrpo.rewards.registry import check_options, resolve
 from flowgrpo.training.folder.run_folder import RunFolder
 from flowgrpo.training.recipe_plans import check_plans
+from flowgrpo.worlds import building
 from tests.convert.samples_of_tools import BASE, CONFIGS
 from tests.doc_commands_read import PAGES, Example, examples
 from tests.doc_commands_reader import EMBEDDED, NoRule, Reader, Rule, given
@@ -103,7 +105,10 @@ def small_recipe(reader: Reader, source: str, overrides: Sequence[str]) -> list[
             small += ["model.path=arithmetic", "model.dtype=float32", "model.system=null"]
     _put_files(reader, recipe)
     few = ["sampler.steps=6", "sampler.sigmas=null"] if isinstance(recipe, Recipe) else []
-    for more in ([*few, "rollout.group=4"], ["rollout.group=4"], few):
+    # Trees of four leaves, unless the page chooses where they split.
+    branches = isinstance(recipe, Recipe) and recipe.sampler.plan.name == "branch"
+    tree = ["sampler.plan.splits=[0, 1]"] if branches and not any("splits" in word for word in overrides) else []
+    for more in ([*few, *tree, "rollout.group=4"], [*few, "rollout.group=4"], ["rollout.group=4"], few):
         # Some recipes split or select samples in larger groups, or train more steps than these.
         with suppress(ValueError):
             smaller = load_recipe(source, [*overrides, *small, *more])
@@ -270,9 +275,8 @@ def _bench(reader: Reader, words: list[str], example: Example) -> list[str] | No
         for word in words:
             if word.startswith("model.path="):
                 reader.put_model(word.partition("=")[2])
-        # Without a rate, a recipe has runs that choose one.
-        rated = any("=" in word and "." not in word.partition("=")[0] for word in words)
-        small = ["diffusion_nft=6e-4" if rated else "diffusion_nft", "--seeds", "0"]
+        # Without a rate, a recipe has runs that choose one: tests/bench/test_race.py makes these.
+        small = ["diffusion_nft=6e-4", "--seeds", "0"]
         small += ["--scale", "1e-6", *TINY_ROLLOUT, "evaluate.prompts=2"]
         if not reader.first("bench", name) and example.kind == "span":
             return [*words, *small, *NO_RUNS]
@@ -324,10 +328,21 @@ def _as_it_stands(reader: Reader, words: list[str], example: Example) -> list[st
 @rule("build", "scenes")
 @rule("build", "arithmetic")
 def _build(reader: Reader, words: list[str], example: Example) -> list[str] | None:
-    """Make the shortest build of a world, with two steps of everything; the same world is built once."""
+    """Make the shortest build of a world, with two steps of everything; the same world is built once.
+
+    Of the scenes this takes long, and tests/worlds/test_building.py does it. So here only the call is made.
+    """
     world = example.words[2]
     given(["build", world], words)
-    return [*words, "--scale", "1e-6"] if reader.first("build", world) else None
+    if not reader.first("build", world):
+        return None
+    if world == "scenes":
+        with patch.object(building, "build_all", autospec=True) as build:
+            build.side_effect = lambda out, **_: out.mkdir(parents=True)
+            reader.flowgrpo("build", world, *words)
+        build.assert_called_once()
+        return None
+    return [*words, "--scale", "1e-6"]
 
 
 # -- pipelines ---------------------------------------------------------------------------------------------------------
