@@ -19,7 +19,10 @@ class LoraConfig(Section):
     rank: int = Field(32, ge=1, description="Rank of the update.")
     alpha: float = Field(64.0, gt=0, description="Scale; the update is B A times alpha / rank.")
     targets: list[str] | None = Field(
-        None, min_length=1, description="Linear layers; by default the attention projections."
+        None,
+        min_length=1,
+        description="Linear layers, by the ends of their names; by default the attention projections. `[all-linear]` "
+        "are all linear layers.",
     )
     init: Literal["gaussian", "default"] = "gaussian"
     start: str | None = Field(

@@ -163,11 +163,7 @@ def _model(conversion: Conversion) -> None:
         init = "gaussian" if settings.text(f"{MODEL}lora_init_weights") == "gaussian" else "default"
         conversion.carry(f"{MODEL}lora_init_weights", "model.lora.init", init)
         layers = settings.texts(f"{MODEL}target_modules") or ["all-linear"]
-        if layers == ["all-linear"]:
-            text = "the attention projections are taken; name other layers in model.lora.targets"
-            conversion.lose(f"{MODEL}target_modules", text)
-        else:
-            conversion.carry(f"{MODEL}target_modules", "model.lora.targets", layers)
+        conversion.carry(f"{MODEL}target_modules", "model.lora.targets", layers)
     key = f"{MODEL}attn_backend"
     backend = settings.text(key)
     if backend is not None and ("hub" in backend.lower() or "npu" in backend.lower()):

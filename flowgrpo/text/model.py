@@ -14,7 +14,7 @@ from peft import LoraConfig
 from torch import Tensor, nn
 
 from ..weights.adapters import ADAPTER
-from ..weights.lora import LoraSpec, is_linear, is_transposed
+from ..weights.lora import EVERY_LAYER, LoraSpec, is_linear, is_transposed
 from ..weights.merging import merged_weight, refuse_shared
 from ..weights.pipeline_folders import from_hub
 from ..weights.saving import ADAPTER_FILE, PEFT_PREFIX, put_adapter, save_adapter
@@ -250,7 +250,7 @@ class LanguageWeights(TrainedWeights):
         Raises:
             ValueError: as in `TrainedWeights.lora`.
         """
-        if spec.targets is None:
+        if spec.targets in (None, EVERY_LAYER):
             spec = replace(spec, targets=linear_layers(language.model))
         return cls.lora(language, spec, seed=seed, modules=language.components)
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..configs.schema import AnyRecipe
 from ..weights.adapter_files import read_start
+from ..weights.lora import EVERY_LAYER
 
 if TYPE_CHECKING:
     # This imports the libraries of models, and a recipe is checked without them.
@@ -29,7 +30,7 @@ def with_start(recipe: AnyRecipe) -> AnyRecipe:
         for key, value in found.items()
         if key in lora.model_fields_set and getattr(lora, key) != value
     ]
-    if lora.targets is not None and "targets" in lora.model_fields_set:
+    if lora.targets not in (None, [*EVERY_LAYER]) and "targets" in lora.model_fields_set:
         outside = [name for name in start.layers if not any(f".{name}".endswith(f".{end}") for end in lora.targets)]
         if outside:
             wrong.append(

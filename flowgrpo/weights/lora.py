@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-__all__ = ["ATTENTION_PROJECTIONS", "LoraSpec", "NoSuchLayer", "computing_dtype", "target_layers"]
+__all__ = ["ATTENTION_PROJECTIONS", "EVERY_LAYER", "LoraSpec", "NoSuchLayer", "computing_dtype", "target_layers"]
 
 
 ATTENTION_PROJECTIONS = (
@@ -30,6 +30,10 @@ class NoSuchLayer(ValueError):
     """A LoRA names layers that the model does not have."""
 
 
+EVERY_LAYER = ("all-linear",)
+"""In the place of names of layers, all linear layers."""
+
+
 @dataclass(frozen=True)
 class LoraSpec:
     """A low-rank adapter `W + (alpha / rank)·B·A` on chosen linear layers (Hu et al. 2021, LoRA, eq. 3).
@@ -38,7 +42,7 @@ class LoraSpec:
         rank: inner dimension of A `[rank, in]` and B `[out, rank]`, at least 1.
         alpha: numerator of the scale, positive.
         targets: endings of the names of the linear layers to adapt; None adapts all layers in
-            `ATTENTION_PROJECTIONS` that the module has.
+            `ATTENTION_PROJECTIONS` that the module has, and `EVERY_LAYER` all linear layers, by peft's name for them.
         init: "gaussian" draws A from N(0, 1/rank²), "default" is peft's Kaiming-uniform A. B is zero in both,
             so an untrained adapter changes nothing.
         dropout: probability in [0, 1), used in train mode only. With any value but 0, log-probs of rollout and
@@ -93,6 +97,8 @@ def target_layers(key: str, module: nn.Module, spec: LoraSpec) -> list[str]:
             "pipe.fuse_lora(), then remove them with pipe.unload_lora_weights()"
         )
     linear = [name for name, part in module.named_modules() if is_linear(part)]
+    if spec.targets == EVERY_LAYER and linear:
+        return linear
     wanted = spec.targets or ATTENTION_PROJECTIONS
     hits = {target: [name for name in linear if f".{name}".endswith(f".{target}")] for target in wanted}
     absent = [target for target, names in hits.items() if not names]

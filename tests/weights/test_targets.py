@@ -2,7 +2,9 @@
 
 import re
 
+import peft
 import pytest
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
 from flowgrpo.pipelines.conformance.conform import TINY
@@ -52,3 +54,14 @@ def test_both_kinds_of_blocks_of_flux_2_are_adapted() -> None:
     assert "single_transformer_blocks.0.attn.to_out" in adapted
     assert "transformer_blocks.0.attn.to_out.0" in adapted
     assert not [name for name in adapted if ".ff" in name or "norm" in name]
+
+
+@pytest.mark.slow
+def test_all_linear_layers_are_adapted_by_the_name_that_peft_has_for_them() -> None:
+    (module,) = trainable_modules(TINY["Flux2KleinPipeline"].fresh()).values()
+    adapted = target_layers("transformer", module, LoraSpec(targets=("all-linear",)))
+    assert adapted == [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
+    assert set(target_layers("transformer", module, LoraSpec())) < set(adapted)
+    module.add_adapter(peft.LoraConfig(r=2, target_modules="all-linear"))
+    by_peft = [name for name, part in module.named_modules() if isinstance(part, BaseTunerLayer)]
+    assert sorted(by_peft) == sorted(adapted)
