@@ -35,6 +35,9 @@ def explain(fault: Mapping[str, Any], schema: type[BaseModel]) -> str:
     if fault["type"] == "invalid_key":
         return f"  {place}: the key {given!r} is {kind_of(given)}, and keys are text; quote it if it is a name"
     message = WORDS.get(fault["type"], str(fault["msg"]).removeprefix("Value error, "))
+    if fault["type"] == "too_short":
+        message = f"is too short; write {fault['ctx']['min_length']} or more entries"
+        return f"  {place}: {message}{_instead(fault, schema)}"
     if not place:
         return "\n".join(f"  {line}" for line in message.splitlines())
     return f"  {place}: {message}{_shown(fault['type'], given)}{_instead(fault, schema)}"
@@ -80,6 +83,8 @@ def _instead(fault: Mapping[str, Any], schema: type[BaseModel]) -> str:
     given, place = fault.get("input"), ".".join(str(part) for part in fault["loc"])
     if fault["type"] == "greater_than_equal" and place in NEVER:
         return f"; {NEVER[place]}"
+    if fault["type"] == "too_short" and place == "evaluate.rewards":
+        return f", or null for the rewards of the training; {OFF['evaluate']}"
     if fault["type"] == "missing" and fault["loc"] == ("rewards",):
         return "; write `rewards: [{name: …}]`, or `base: default` to begin with a recipe that has rewards"
     if fault["type"] == "model_type" and given is None:

@@ -125,6 +125,10 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "save_every": ("run.checkpoint_every",),
     "checkpointing_steps": ("run.checkpoint_every",),
     "save_total_limit": ("run.keep",),
+    "load_in_8bit": ("model.quantize",),
+    "load_in_4bit": ("model.quantize",),
+    "quantization_config": ("model.quantize",),
+    "sde_window_size": ("sampler.plan.window.size",),
     "eval_freq": ("evaluate.every",),
     "eval_steps": ("evaluate.every",),
     "eval_every": ("evaluate.every",),
@@ -150,6 +154,13 @@ OUTSIDE = {
         ("gpus", "num_gpus", "num_processes", "nproc_per_node", "world_size", "deepspeed", "fsdp"),
         "processes and GPUs are given to `accelerate launch`, see docs/scaling.md",
     ),
+    **dict.fromkeys(
+        ("optim", "optimizer_type", "use_8bit_adam", "use_adam8bit", "prodigy_beta3"),
+        "the optimizer is AdamW, and there is no other",
+    ),
+    **dict.fromkeys(("dropout", "lora_dropout"), "there is no dropout, because a step is scored as it was sampled"),
+    **dict.fromkeys(("logging_steps", "log_freq", "log_every"), "`metrics.jsonl` has a line for every iteration"),
+    **dict.fromkeys(("shuffle", "dataloader_shuffle"), "prompts are shuffled, in an order that follows from run.seed"),
     **dict.fromkeys(("device", "cuda"), "a run takes the GPU if there is one; ACCELERATE_USE_CPU=true forbids it"),
 }
 """Names of other tools' settings that are no key of a recipe -> what is done here."""
