@@ -35,6 +35,8 @@ from .placement import offload_of
 from .prompt_cache import encode_ahead
 from .scored_edges import ScoredEdges, to_data, to_guided, to_reference, to_teacher
 
+NEGATIVE = ("negative_prompt", "negative_prompt_2", "negative_prompt_3")
+"""Arguments of a pipeline's call that only guidance reads."""
 Ratio = Literal["gaussian", "guard", "cps_released"]
 Weighting = Literal["none", "guard", "noise", "equalise", "rectify"]
 Told = Callable[[int, int], None]
@@ -235,6 +237,16 @@ class FlowPolicy:
         with intercepting(self.denoiser.pipe, counted):
             self.denoiser.velocity(state, 0, [prompt])
         return rows > 1
+
+    def unread(self, prompt: str) -> list[str]:
+        """The negative prompts of the call that the pipeline leaves unread, because it is called without guidance.
+
+        This costs one call, if there is a negative prompt with words. The libraries' warning about it is not shown.
+        """
+        call = self.denoiser.caller.call
+        words = [name for name, text in call.items() if name in NEGATIVE and isinstance(text, str) and text.strip()]
+        known = self.denoiser.variant in ("direct", "inject")
+        return words if words and known and not self.guides(prompt) else []
 
     @contextmanager
     def as_reference(self) -> Iterator[None]:

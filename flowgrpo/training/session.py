@@ -299,6 +299,7 @@ def load_flow_task(
             # The prompts of images beside a rollout are others than the ones with which the pipeline was just checked.
             raise PipelineError(f"{row.place}: {error}") from error
         guided = own.guides(row.prompt)
+    unread = policy.unread(shown[0].prompt)
     critic = None
     if recipe.critic is not None:
         critic = Critic(
@@ -308,7 +309,7 @@ def load_flow_task(
     plan_for = planner(recipe, levels_of(recipe, policy.denoiser.probe.sigmas))
     return FlowTask(
         recipe, policy, evaluator, plan_for, critic, sized if trains_sizes else None, fidelity, guided, data.beside,
-        scouting,
+        scouting, unread,
     )  # fmt: skip
 
 

@@ -244,6 +244,7 @@ class FlowTask(PolicyTask):
         guided: of given images, whether the call has guidance, see `FlowPolicy.guides`.
         images: prompts with the images that penalty `data` learns beside a rollout; empty if there is no such penalty.
         scouts: choose the seeds that are sampled; None if the recipe has none.
+        unread: negative prompts of the call that have no effect, see `FlowPolicy.unread`.
     """
 
     noun = "images"
@@ -262,11 +263,13 @@ class FlowTask(PolicyTask):
         guided: bool = False,
         images: Sequence[PromptRow] = (),
         scouts: Scouts | None = None,
+        unread: Sequence[str] = (),
     ) -> None:
         self.recipe, self.policy, self.evaluator, self.plan_for, self.critic = (
             recipe, policy, evaluator, plan_for, critic,
         )  # fmt: skip
         self.sized, self.fidelity, self.guided, self.images, self.scouts = sized, fidelity, guided, images, scouts
+        self.unread = unread
         self._score: Score | None = None
         self.controls = Controls(variance=recipe.objective.get("variance"))
         self.elements = math.prod(policy.denoiser.probe.latent_shape)
@@ -478,6 +481,11 @@ class FlowTask(PolicyTask):
                     "images are learned without guidance; turn it off, with model.call.guidance_scale=1 in most "
                     "pipelines, and 0 in some, such as Z-Image"
                 )
+        for name in self.unread:
+            yield (
+                f"note: model.call.{name} has no effect, because the pipeline is called without guidance; raise "
+                "model.call.guidance_scale, or true_cfg_scale if the call has it (FLUX.1, Qwen-Image), or leave it out"
+            )
         yield from (f"note: {warning}" for warning in expected.warnings)
 
     def samples_per_iteration(self) -> int:

@@ -195,11 +195,13 @@ def test_guidance_is_not_told_where_rows_say_nothing_of_it(tmp_path: Path) -> No
     """Mochi's states are evaluated in two steps, of one row each, and nothing guides."""
     for name, scale, told in (("MochiPipeline", 1.0, False), ("FluxPipeline", 3.5, False), ("SanaPipeline", 4.0, True)):
         tiny = TINY[name]
-        call = {**tiny.call, "guidance_scale": scale}
+        call = {**tiny.call, "guidance_scale": scale, "negative_prompt": "ugly"}
         denoiser = Denoiser(pipe := tiny.fresh(), num_steps=4, call=call)
         denoiser.self_check(["a cat"])
         policy = FlowPolicy(denoiser, TrainedWeights.lora(pipe, LoraSpec(rank=2, alpha=2.0), seed=0))
         assert policy.guides("a cat") == told, name
+        # FLUX.1 reads a negative prompt only with a true_cfg_scale.
+        assert policy.unread("a cat") == (["negative_prompt"] if name == "FluxPipeline" else []), name
 
 
 @pytest.mark.slow
