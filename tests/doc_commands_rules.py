@@ -176,6 +176,19 @@ def _resume(reader: Reader, words: list[str], example: Example) -> list[str]:
     return ["run.iterations=3" if word.startswith("run.iterations=") else word for word in words]
 
 
+@rule("fork")
+def _fork(reader: Reader, words: list[str], example: Example) -> list[str]:
+    """Fork a run that was interrupted after its first iteration, at that iteration."""
+    asked = given(["fork"], words)
+    run = reader.home / asked["run"]
+    if not run.exists():
+        reader.stock.put_run(run)
+        interrupted(run)
+    if asked["out"] is None and example.kind == "span":
+        words = [*words, "--out", f"fork-{len(list(reader.home.glob('fork-*')))}"]
+    return ["1" if word == asked["checkpoint"] else word for word in words]
+
+
 @rule("adapter")
 def _adapter(reader: Reader, words: list[str], example: Example) -> list[str]:
     reader.stock.put_run(reader.home / given(["adapter"], words)["run"])

@@ -21,6 +21,7 @@ from .allocator import keep_freed_memory
 from .convert import convert
 from .evaluate import evaluate
 from .export import export
+from .fork import fork
 from .gallery import gallery
 from .measuring import bench
 from .openmp import few_threads, sleep_soon
@@ -84,7 +85,7 @@ def _version(asked: bool) -> None:
         raise typer.Exit()
 
 
-ALONE = ("adapter", "bench", "build", "convert", "export", "gallery", "pairs", "pipelines", "push", "rewards")
+ALONE = ("adapter", "bench", "build", "convert", "export", "fork", "gallery", "pairs", "pipelines", "push", "rewards")
 """Commands that write what several processes would write twice, or that start processes of their own."""
 SAID_ONCE = ("parts", "plan", "recipes", "watch")
 """Commands that print what every process would print in the same words."""
@@ -232,6 +233,7 @@ def _run(session: Session, reporter: ConsoleReporter, stop: Stop, resume: bool) 
             reporter.say(f"gallery: not made without held-out prompts; `flowgrpo gallery {session.run.path}` makes one")
 
 
+app.command(cls=RecipeCommand)(fork)
 app.command()(watch)
 app.command(cls=RecipeCommand)(plan)
 app.command(cls=SampleCommand)(sample)

@@ -75,8 +75,9 @@ def with_changes(run: RunFolder, words: Sequence[str]) -> AnyRecipe:
         )
         raise ValueError(
             f"{', '.join(refused)} {why}. These keys may change: {', '.join(changeable(recipe))}. For anything else "
-            f"begin a new run: `flowgrpo train {run.config} KEY=VALUE --out NEW`. It begins with the weights of "
-            f"this run, once they are written, with {_from_here(recipe, run)}"
+            f"make another run. `flowgrpo fork {run.path} KEY=VALUE` goes on from the newest checkpoint. `flowgrpo "
+            f"train {run.config} {_from_here(recipe, run)} KEY=VALUE --out NEW` begins anew, from the weights of this "
+            "run, once they are written"
         )
     done = max((_number(path) for path in run.list_checkpoints()), default=0)
     if changed.run.iterations < done:
