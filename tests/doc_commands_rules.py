@@ -178,7 +178,7 @@ def _resume(reader: Reader, words: list[str], example: Example) -> list[str]:
 
 @rule("fork")
 def _fork(reader: Reader, words: list[str], example: Example) -> list[str]:
-    """Fork a run that was interrupted after its first iteration, at that iteration."""
+    """Fork a run after its first iteration, and leave one more to do."""
     asked = given(["fork"], words)
     run = reader.home / asked["run"]
     if not run.exists():
@@ -186,7 +186,7 @@ def _fork(reader: Reader, words: list[str], example: Example) -> list[str]:
         interrupted(run)
     if asked["out"] is None and example.kind == "span":
         words = [*words, "--out", f"fork-{len(list(reader.home.glob('fork-*')))}"]
-    return ["1" if word == asked["checkpoint"] else word for word in words]
+    return ["1" if word == asked["checkpoint"] else word for word in [*words, "run.iterations=2"]]
 
 
 @rule("adapter")
