@@ -72,6 +72,15 @@ def test_with_other_keys_it_is_another_run_from_there_on(command: Command, run: 
     assert sorted(path.name for path in (new / "recipes").iterdir()) == ["iter-000000", "iter-000002"]
 
 
+def test_a_part_that_the_run_had_not_begins_anew(command: Command, run: Path) -> None:
+    status, _, errors = command("fork", "run", "extensions=[{name: curriculum}]", "--checkpoint", "2", "--out", "ext")
+    assert status == 0, errors
+    status, output, errors = command("resume", "ext")
+    assert status == 0, errors
+    assert "note: the run that was forked had no extensions/curriculum, so this begins anew" in output
+    assert (run.with_name("ext") / "checkpoints" / "iter-000003" / "extensions" / "curriculum.pt").is_file()
+
+
 def test_what_cannot_go_on_is_refused_and_makes_no_folder(command: Command, run: Path) -> None:
     def refused(*words: str) -> str:
         there = sorted(path.name for path in run.parent.iterdir())

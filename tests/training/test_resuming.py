@@ -15,7 +15,12 @@ import torch
 from flowgrpo.bench.interruption import contents
 from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
-from flowgrpo.training.folder.checkpoint import DamagedCheckpoint, verify_checkpoint, write_checkpoint
+from flowgrpo.training.folder.checkpoint import (
+    DamagedCheckpoint,
+    read_checkpoint,
+    verify_checkpoint,
+    write_checkpoint,
+)
 from flowgrpo.training.folder.named_files import changed_inputs, measured_inputs, with_later_imports
 from flowgrpo.training.folder.resuming import changes, other_launch
 from flowgrpo.training.folder.run_folder import RunFolder, read_lines
@@ -105,6 +110,19 @@ def test_what_no_resume_can_read_is_refused_before_a_file_is_written(
     with pytest.raises(ValueError, match=f"the state_dict\\(\\) of own has a {message}.* no resume can read; return"):
         write_checkpoint(folder, 1, State(torch.ones(1)), {"own": State({"mine": [value]})})  # type: ignore[arg-type]
     assert not list(folder.iterdir())
+
+
+def test_only_named_parts_may_be_missing(checkpoint: Path) -> None:
+    weights, optimizer, own = State(None), State(None), State("begun")
+    weights.load_state_dict = lambda state: None  # type: ignore[method-assign]
+    parts = {"optimizer": optimizer, "extensions/own": own}
+    with pytest.raises(ValueError, match="holds no extensions/own; resume with the recipe of the run that wrote it"):
+        read_checkpoint(checkpoint, weights, parts)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="holds no anchor; "):
+        read_checkpoint(checkpoint, weights, parts | {"anchor": own}, ["extensions/own"])  # type: ignore[arg-type]
+    assert read_checkpoint(checkpoint, weights, parts, ["extensions/own"]) == 7  # type: ignore[arg-type]
+    assert torch.equal(optimizer.state, torch.arange(6.0))  # type: ignore[arg-type]
+    assert own.state == "begun"
 
 
 FILES = ("trained.safetensors", "optimizer.pt", "config.yaml", "launch.json", "state.json")

@@ -12,7 +12,7 @@ import copy
 import io
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -254,20 +254,26 @@ def measured(file: Path) -> dict[str, Any]:
     return {"bytes": size, "crc32": f"{crc:08x}"}
 
 
-def read_checkpoint(folder: Path, weights: TrainedWeights, parts: Mapping[str, Stateful]) -> int:
+def read_checkpoint(
+    folder: Path, weights: TrainedWeights, parts: Mapping[str, Stateful], anew: Collection[str] = ()
+) -> int:
     """Load a checkpoint; returns the next iteration. Call `verify_checkpoint` first.
+
+    The parts of `anew` stay as they are if the checkpoint lacks them.
 
     Raises:
         ValueError: the checkpoint lacks a part that the recipe asks for, or weights do not fit.
     """
-    missing = [name for name in parts if not (folder / f"{name}.pt").exists()]
-    if missing:
+    lacking = [name for name in parts if not (folder / f"{name}.pt").exists()]
+    if missing := [name for name in lacking if name not in anew]:
         raise ValueError(
             f"{folder} holds no {', '.join(missing)}; resume with the recipe of the run that wrote it, in its "
             "config.yaml"
         )
     weights.load_state_dict(load_file(folder / WEIGHTS))
     for name, part in parts.items():
+        if name in lacking:
+            continue
         # The file is memory-mapped, because each process reads only its own shards.
         state = torch.load(folder / f"{name}.pt", map_location="cpu", weights_only=True, mmap=True)
         part.load_state_dict(state)

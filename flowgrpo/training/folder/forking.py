@@ -21,6 +21,10 @@ from .leftovers import BEST
 from .run_folder import RunFolder, read_lines
 from .run_log import NAME as LOG
 
+NOTED = "fork.json"
+"""In the folder of a fork, from which run and before which iteration it was made."""
+AS_THE_WEIGHTS = frozenset({"optimizer", "ema", "anchor", "old", "compared"})
+"""Parts of a checkpoint that follow the weights. Other parts may begin anew in a fork, if the run had none."""
 OF_THE_WEIGHTS = ("path", "pipeline", "train", "lora")
 """Keys of section `model` that say what the numbers of a checkpoint are."""
 
@@ -71,6 +75,7 @@ def fork(run: RunFolder, checkpoint: Path, out: Path, words: Sequence[str] = ())
         if (mark := _best(run, iteration)) is not None:
             shutil.copytree(run.path / BEST, folder / BEST)
             write_text(folder / f"{BEST}.json", mark)
+        write_text(folder / NOTED, json.dumps({"run": str(run.path), "iteration": iteration}) + "\n")
         said = f"forked from {run.path}, {checkpoint.name}"
         write_text(folder / LOG, f"{time.strftime('%Y-%m-%d %H:%M:%S%z')} {said}\n")
         write_text(new.config, text)
@@ -78,8 +83,16 @@ def fork(run: RunFolder, checkpoint: Path, out: Path, words: Sequence[str] = ())
     return [] if unremembered is None else [unremembered]
 
 
+def forked_at(run: RunFolder) -> int | None:
+    """The iteration before which a run was forked from another run; None if it was not."""
+    try:
+        return int(parse_json((run.path / NOTED).read_text(encoding="utf-8"))["iteration"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
 def _check(before: AnyRecipe, recipe: AnyRecipe, iteration: int, checkpoint: Path) -> None:
-    # A part of a checkpoint that is not there, such as the numbers of a critic, is told by `resume`.
+    # Averages that the checkpoint lacks, other than the one of the results, are told by `resume`.
     changed = [f"model.{key}" for key in OF_THE_WEIGHTS if _section(before).get(key) != _section(recipe).get(key)]
     if changed:
         raise ValueError(

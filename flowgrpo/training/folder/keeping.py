@@ -32,6 +32,7 @@ from .checkpoint import (
     write_checkpoint,
 )  # fmt: skip
 from .files import writing
+from .forking import AS_THE_WEIGHTS, forked_at
 from .named_files import changed_inputs, measured_inputs, with_later_imports
 from .resuming import begun_again, changes, differences, gaps, lost_samples, newest_whole, other_launch
 from .run_folder import RunFolder
@@ -96,7 +97,12 @@ class Keeper:
                     f"process {self.processes.rank} does not see the checkpoint {folder} of the main process; put the "
                     "run folder where all processes read and write the same files"
                 )
-            self._saved = read_checkpoint(folder, self.weights, self.parts())
+            parts = self.parts()
+            anew = sorted(set(parts) - AS_THE_WEIGHTS) if forked_at(self.run) == chosen else []
+            self._saved = read_checkpoint(folder, self.weights, parts, anew)
+            fresh = [name for name in anew if not (folder / f"{name}.pt").exists()]
+            if fresh and self.accelerator.is_main_process:
+                self.reporter.note(f"the run that was forked had no {', '.join(fresh)}, so this begins anew")
         # No process writes again before all have read.
         self.processes.gather(None)
         if self.accelerator.is_main_process:
