@@ -40,6 +40,7 @@ CRIMES: dict[str, tuple[str, str]] = {
     "Drifting": ("grows with every call", "state"),
     "normalised": ("standardises over the samples of a call", "batch"),
     "numbered": ("adds the sample's place in the call", "order"),
+    "Rounded": ("compares the group, and lets the sample's place decide between equal scores", "order"),
     "contrast": ("divides 0 by 0 for a picture of one value", "blank"),
     "doubling": ("writes into its pictures", "mutation"),
     "spoiling": ("writes into the columns of the prompts", "columns"),
