@@ -213,7 +213,7 @@ def require_finite(values: Tensor, what: str) -> None:
     """Refuse values that have overflowed.
 
     Args:
-        values: [N, ...], those of N samples.
+        values: [N, ...], of N samples.
         what: their name in the message, a plural.
 
     Raises:

@@ -15,7 +15,7 @@ where `samples` says what the payload is:
 
 Videos have the shape [B, F, 3, H, W]. The header may end with spaces, so that the payload begins at a multiple of 8
 bytes. A reply is JSON. Its numbers are exactly the float32 scores. If the reward has made images of completions, the
-reply says of which completions, and does not hold the images, which would be larger than everything else.
+reply names these completions. It does not hold the images, which would be larger than everything else.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def _check(before: AnyRecipe, recipe: AnyRecipe, iteration: int, checkpoint: Pat
     changed = [f"model.{key}" for key in OF_THE_WEIGHTS if _section(before).get(key) != _section(recipe).get(key)]
     if changed:
         raise ValueError(
-            f"{', '.join(changed)} would make other weights than those of {checkpoint}; leave this out, or begin a new "
+            f"{', '.join(changed)} would make other weights than {checkpoint} has; leave this out, or begin a new "
             "run with `flowgrpo train`"
         )
     if (before.optimizer.ema is None) != (recipe.optimizer.ema is None):
