@@ -1,7 +1,10 @@
 """A fork goes on from a checkpoint of another run as that run did, or with other keys; the other run stays as it is."""
 
+import errno
 import hashlib
 import json
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -99,6 +102,30 @@ def test_what_cannot_go_on_is_refused_and_makes_no_folder(command: Command, run:
     assert "did you mean 'learning_rate'?" in refused("run", "optimizer.learning_rat=1", "--checkpoint", "2")
     assert "run exists; name a new folder with --out" in refused("run", "--checkpoint", "2", "--out", "run")
     assert "is not a run folder" in refused("reward.py")
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_an_interrupted_copy_says_why_and_leaves_no_folder(
+    command: Command, run: Path, monkeypatch: pytest.MonkeyPatch, full: bool
+) -> None:
+    checkpoint, copied = run / "checkpoints" / "iter-000002", shutil.copytree
+
+    def fails(source: Path, target: Path) -> None:
+        def copy(file: str, into: str) -> None:
+            if full:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), into)
+            shutil.rmtree(checkpoint, ignore_errors=True)
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), file)
+
+        copied(source, target, copy_function=copy)
+
+    there = sorted(path.name for path in run.parent.iterdir())
+    monkeypatch.setattr("flowgrpo.training.folder.forking.shutil.copytree", fails)
+    status, _, errors = command("fork", "run", "--checkpoint", "2", "--out", "new")
+    assert status == 1
+    said = "the disk is full: no room to write" if full else "iter-000002 is gone: the run goes on, and has removed it"
+    assert said in " ".join(errors.split())
+    assert sorted(path.name for path in run.parent.iterdir()) == there
 
 
 def test_the_best_weights_so_far_go_along(command: Command, run: Path) -> None:

@@ -46,8 +46,8 @@ def fork(run: RunFolder, checkpoint: Path, out: Path, words: Sequence[str] = ())
         Sentences that a person should read.
 
     Raises:
-        ValueError: the folder exists, a key is unknown, a value is wrong or does not fit the checkpoint, or the new run
-            would be shorter than the checkpoint.
+        ValueError: the folder exists, a key is unknown, a value is wrong or does not fit the checkpoint, the new run
+            would have nothing to do, or the run has removed the checkpoint meanwhile.
         OSError: a file could not be read or written.
     """
     iteration = int(checkpoint.name.removeprefix("iter-"))
@@ -60,10 +60,12 @@ def fork(run: RunFolder, checkpoint: Path, out: Path, words: Sequence[str] = ())
         new = RunFolder(folder)
         try:
             shutil.copytree(checkpoint, new.checkpoint(iteration))
-        except (FileNotFoundError, shutil.Error) as error:
+        except OSError as error:
+            if checkpoint.is_dir():
+                raise
             raise ValueError(
-                f"{checkpoint} could not be copied ({error}); a run that goes on removes old checkpoints, and run.keep "
-                "says how many it keeps"
+                f"{checkpoint} is gone: the run goes on, and has removed it meanwhile; name a newer one, or keep more "
+                "with run.keep"
             ) from error
         for mine, own in ((run.metrics, new.metrics), (run.index, new.index)):
             if mine.is_file():
