@@ -55,14 +55,31 @@ function caption(cell, scored = true) {
   return el("figcaption", {}, el("span", {}, sourceName(cell.set)), score);
 }
 
+// A player of the sound of a sample, whose picture shows the spectrum; null if the sample has none. One sound plays at a
+// time.
+function heard(row, cell) {
+  const source = soundOf(cell);
+  if (!source) return null;
+  const audio = el("audio", { controls: true, preload: "none", src: source,
+    "aria-label": `Sound. ${sourceName(cell.set)}, seed ${row.seed}: ${row.prompt}` });
+  audio.addEventListener("play", () => {
+    for (const other of document.querySelectorAll("audio")) if (other !== audio) other.pause();
+  });
+  audio.addEventListener("error", () => audio.replaceWith(el("span", { class: "absent" }, "the sound file is missing")));
+  return audio;
+}
+
+// The frame of a picture. A picture of a spectrum is three times as wide as it is high.
+const frameOf = (cell) => (cell.set.sounds?.[cell.at] ? "frame wide" : "frame");
+
 function sideBySide(row, cells, files, open) {
   const figures = cells.map((cell, at) => {
     if (!cell) return el("figure", {}, el("span", { class: "frame" }, el("span", { class: "absent" }, "not sampled")));
     // The prompt opens the same view, so the images need no tab stop.
     const frame = videoOf(cell) ? el("span", { class: "frame moving" }, picture(row, cell, files[at], true))
-      : open ? button(picture(row, cell, files[at]), open, { class: "frame", tabindex: -1 })
-      : el("span", { class: "frame" }, picture(row, cell, files[at]));
-    return el("figure", {}, frame, caption(cell, cells.length > 2)); // with two cells, the table below gives the scores
+      : open ? button(picture(row, cell, files[at]), open, { class: frameOf(cell), tabindex: -1 })
+      : el("span", { class: frameOf(cell) }, picture(row, cell, files[at]));
+    return el("figure", {}, frame, heard(row, cell), caption(cell, cells.length > 2)); // with two cells, the table below gives the scores
   });
   return el("div", { class: cells.length === 1 ? "frames one" : cells.length > 2 ? "frames many" : "frames" }, ...figures);
 }
@@ -73,7 +90,7 @@ function slider(row, [before, after], files) {
   inStep(over, under);
   const top = el("span", { class: "over" }, over);
   const edge = el("span", { class: "edge" });
-  const frame = el("span", { class: "frame stack" }, under, top, edge);
+  const frame = el("span", { class: `${frameOf(after)} stack` }, under, top, edge);
   const range = el("input", { type: "range", min: 0, max: 100, value: 50, step: 1,
     "aria-label": `Share of ${sourceName(before.set)} that is shown` });
   const move = () => {
@@ -92,7 +109,7 @@ function slider(row, [before, after], files) {
   frame.addEventListener("pointerdown", drag);
   move();
   const ends = el("span", { class: "ends" }, el("span", {}, sourceName(before.set)), el("span", {}, sourceName(after.set)));
-  return el("div", { class: "frames one" }, el("figure", {}, frame, range, ends));
+  return el("div", { class: "frames one" }, el("figure", {}, frame, range, ends, heard(row, before), heard(row, after)));
 }
 
 // Shows the two images in turn at the same place: by pointer, by click, or all at once (key B, or the Blink button).
@@ -100,7 +117,7 @@ function blinker(row, [before, after], files) {
   const label = el("figcaption", {});
   const [under, over] = [picture(row, before, files[0]), picture(row, after, files[1])];
   inStep(over, under);
-  const frame = el("button", { type: "button", class: "frame stack blink" }, under, el("span", { class: "over" }, over));
+  const frame = el("button", { type: "button", class: `${frameOf(after)} stack blink` }, under, el("span", { class: "over" }, over));
   let [held, back] = [false, false];
   frame.flip = (to) => {
     back = to;
@@ -117,7 +134,7 @@ function blinker(row, [before, after], files) {
     frame.flip(held);
   });
   frame.flip(false);
-  return el("div", { class: "frames one" }, el("figure", {}, frame, label));
+  return el("div", { class: "frames one" }, el("figure", {}, frame, label, heard(row, before), heard(row, after)));
 }
 
 let blinking = null;

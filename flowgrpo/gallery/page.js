@@ -6,7 +6,7 @@ function fault(error) {
 
 const guarded = (promise) => promise.catch(fault);
 
-const itemWord = () => (store.site.text ? "completion" : store.site.video ? "video" : "image");
+const itemWord = () => (store.site.text ? "completion" : store.site.video ? "video" : store.site.sound ? "sound" : "image");
 
 function drawHead() {
   const { runs, sets } = store.site;

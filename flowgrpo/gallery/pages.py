@@ -58,6 +58,7 @@ def site_files(
         "live": live,
         "text": runs[0].text,
         "video": any(videos),
+        "sound": any(shot.sound for shot in shots),
         "rewards": rewards,
         "columns": columns,
         "more": MORE,
@@ -245,6 +246,8 @@ def _run_files(
             files[name] = {
                 "run": int(key[1:]), "phase": phase, "iteration": iteration, **_scores(shots, images, rewards),
             }  # fmt: skip
+            if any(shot.sound for _, shot in shots):
+                files[name]["sounds"] = [quote(shot.sound) if shot.sound else None for _, shot in shots]
             if videos:
                 files[name]["videos"] = [videos.get(shot.image) if shot.image else None for _, shot in shots]
             for start in range(0, len(shots), MORE):

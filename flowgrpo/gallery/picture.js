@@ -123,7 +123,7 @@ function historyChart(cells) {
 function strip(row, cells, details) {
   return el("div", { class: "strip" }, ...cells.map((cell, at) => (store.site.text
     ? passage(cell, 0, [details[at]], 2000)
-    : el("figure", {}, el("span", { class: videoOf(cell) ? "frame moving" : "frame" }, picture(row, cell, null, true)), caption(cell)))));
+    : el("figure", {}, el("span", { class: videoOf(cell) ? "frame moving" : frameOf(cell) }, picture(row, cell, null, true)), heard(row, cell), caption(cell)))));
 }
 
 // The samples of the same prompt in the same evaluation or iteration: [row, cell, details], best first.
@@ -149,8 +149,8 @@ function groupStrip(group) {
       return el("figure", { class: one.same ? "own" : null }, label, folded([[one.details.completion ?? "", false]], 400),
         renderedImages(one.cell, one.details.rendered, () => openPicture(one.row.key)));
     }
-    const frame = button(picture(one.row, one.cell), () => openPicture(one.row.key), { class: "frame", "aria-current": one.same || null });
-    return el("figure", { class: one.same ? "own" : null }, frame, label);
+    const frame = button(picture(one.row, one.cell), () => openPicture(one.row.key), { class: frameOf(one.cell), "aria-current": one.same || null });
+    return el("figure", { class: one.same ? "own" : null }, frame, heard(one.row, one.cell), label);
   }));
 }
 

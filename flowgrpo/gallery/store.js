@@ -134,6 +134,12 @@ function thumbNamed(name) {
 
 const videoOf = (cell) => clipNamed(cell.set.videos?.[cell.at]);
 
+// The address of the sound of a sample. A gallery of one file has no sounds.
+function soundOf(cell) {
+  const name = cell.set.sounds?.[cell.at];
+  return name && !store.thumbs ? store.site.runs[cell.set.run].base + name : null;
+}
+
 function clipNamed(name) {
   if (!name) return null;
   if (store.clips) return `data:video/webm;base64,${store.clips.get(name)}`;

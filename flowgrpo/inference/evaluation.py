@@ -20,7 +20,7 @@ from ..training.distributed.processes import Processes, ended_together
 from ..training.evaluating import Scored, evaluation_key
 from ..training.images.evaluator import Evaluator
 from ..training.images.sized_rollout import chosen
-from ..training.recipe_prompts import columns_of_run, read_split
+from ..training.recipe_prompts import columns_of_run, kind_of_run, read_split
 from ..training.reporting.clock import Clock
 from ..training.reporting.records import reward_means, sample_records, standard_errors
 from ..training.tasks import FlowTask
@@ -131,9 +131,9 @@ def _scored(
             f"data.{split}=FILE"
         )
     rewards = RewardSet(reward_specs(recipe.evaluate.rewards or recipe.rewards))
-    columns = column_names(rows, columns_of_run(recipe, evaluation=True))
+    columns, kind = column_names(rows, columns_of_run(recipe, evaluation=True)), kind_of_run(recipe, fetch=True)
     for reward in rewards.rewards:
-        reward.check("images" if recipe.task == "images" else "completions", columns, grouped=True)
+        reward.check(kind, columns, grouped=True)
     processes, count = Processes.of_this_run(), recipe.evaluate.seeds
     iteration = 0 if base else iterations_done(model, checkpoint)
     folders = [None if out is None else KeptSamples(out, iteration, processes=processes) for _, out in ways]

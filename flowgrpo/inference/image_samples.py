@@ -13,7 +13,7 @@ from ..pipelines.capture import ConditionedPrompt
 from ..training.data import PromptRow
 from ..training.distributed.processes import Processes, ended_together
 from ..training.evaluating import evaluation_key
-from ..training.folder.run_folder import save_image
+from ..training.folder.run_folder import save_sample
 from ..training.images.evaluator import company_of
 from ..training.images.sized_rollout import chosen, sizes_of
 from ..training.planning import base_from, steps_of
@@ -70,6 +70,8 @@ def sample_images(
     say: Say = silent,
 ) -> list[Path]:
     """Sample and write PNG files, and `index.jsonl` with a line for each; existing files are not overwritten.
+
+    A pipeline of sounds writes a WAV file beside each PNG file, which shows the spectrum.
 
     Images are made as in the evaluations of a run: with the run's dtype, steps, batch size and arguments of the call.
     With the `noise` of an image that an evaluation made of a held-out prompt, this image is reproduced to the last bit.
@@ -128,6 +130,7 @@ def sample_images(
             if is_run(model) and len(paths) == 1 and not overrides:
                 texts, keys, places, sizes = _company(opened, prompts[0], noise, sizes[0], say)
         evaluator = opened.evaluator(texts)
+        rate = evaluator.policy.denoiser.sampling_rate
         out.mkdir(parents=True, exist_ok=True)
         # The numbers of the wanted images among the images of all processes.
         numbers = dict(zip(places, (p * count + k for p in mine for k in range(count)), strict=True))
@@ -135,9 +138,9 @@ def sample_images(
         for place, image in evaluator.each_image(texts, keys, sizes):
             if place in numbers:
                 path, (prompt, k) = paths[numbers[place]], divmod(places.index(place), count)
-                save_image(path, image)
+                save_sample(path, image, rate)
                 columns = rows[prompt].columns if rows else {}
-                listed.add(path, image, str(prompts[prompt]), first + k, keys[place], columns)
+                listed.add(path, image, str(prompts[prompt]), first + k, keys[place], columns, rate)
                 say(str(path))
                 if moving is not None:
                     shown[numbers[place]] = image

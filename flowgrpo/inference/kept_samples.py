@@ -21,7 +21,7 @@ from ..training.data import PromptRow
 from ..training.distributed.processes import Processes
 from ..training.folder.files import writing
 from ..training.folder.rendered_images import Rendered, write_rendered
-from ..training.folder.run_folder import save_image, write_text
+from ..training.folder.run_folder import sample_fields, save_sample, write_text
 from ..training.reporting.records import sample_records
 from .model_recipes import check_not_run
 
@@ -130,7 +130,7 @@ class KeptSamples:
         lines = []
         for number, record, sample in zip(numbers, records, experience.samples, strict=True):
             if not isinstance(sample, str):
-                save_image(self.index.parent / self._named(number), sample)
+                save_sample(self.index.parent / self._named(number), sample, record.get("sampling_rate"))
             lines.append(self._line(number, record, sample))
         self._lines.append(lines)
 
@@ -163,7 +163,7 @@ class KeptSamples:
         return f"eval-{number:04d}.png"
 
     def _line(self, number: int, record: Mapping[str, Any], sample: Any) -> str:
-        shown = {"completion": sample} if isinstance(sample, str) else picture_fields(self._named(number), sample)
+        shown = {"completion": sample} if isinstance(sample, str) else sample_fields(self._named(number), sample)
         return json.dumps({**self._head, **record, **shown}, allow_nan=False) + "\n"
 
 
@@ -189,7 +189,16 @@ class SampledImages:
                 raise ValueError(f"{index} lists samples that `sample` has not written; name another folder with --out")
         self._lines = IndexOfAll(out, processes)
 
-    def add(self, path: Path, image: Tensor, prompt: str, seed: int, noise: int, columns: Mapping[str, Any]) -> None:
+    def add(
+        self,
+        path: Path,
+        image: Tensor,
+        prompt: str,
+        seed: int,
+        noise: int,
+        columns: Mapping[str, Any],
+        rate: int | None = None,
+    ) -> None:
         """List an image that is written.
 
         Args:
@@ -199,10 +208,12 @@ class SampledImages:
             seed: its seed, as on the command line.
             noise: seed of the generator of its initial noise.
             columns: further columns of the prompt file.
+            rate: of a sound [C, S], samples a second.
         """
         line = {
             "phase": PHASE, "iteration": self.iteration, "prompt": prompt, "seed": seed, "noise": noise,
-            "columns": dict(columns), **picture_fields(path.name, image),
+            "columns": dict(columns), **({} if rate is None else {"sampling_rate": rate}),
+            **sample_fields(path.name, image),
         }  # fmt: skip
         self._lines.append([json.dumps(line, allow_nan=False) + "\n"])
 
@@ -228,11 +239,6 @@ def _lists_samples(index: Path) -> bool:
 
 PHASE = "sample"
 """What the index says of samples that no evaluation made."""
-
-
-def picture_fields(name: str, image: Tensor) -> dict[str, Any]:
-    """The fields that name a picture, or a video whose frames stand side by side in the file."""
-    return {"image": name, **({"frames": len(image)} if image.ndim == 4 else {})}
 
 
 def new_index(out: Path, better: str) -> Path:

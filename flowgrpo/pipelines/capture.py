@@ -189,8 +189,8 @@ class PipelineCall:
 
     def __init__(self, pipe: Any, call: Mapping[str, Any]) -> None:
         self.pipe = pipe
-        self.call = dict(call)
         self.adapter = adapter_of(pipe)
+        self.call = {**self.adapter.call, **call}
         if self.adapter.prepare is not None:
             self.adapter.prepare(pipe)
         self._encodings = encodings_of(pipe)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ..weights.borrowing import replaced
 from ..weights.pipeline_classes import adapter_of
+from ..weights.sampling_rates import sampling_rate_of
 from .arguments import pictures_left_out, refuse_other_size
 from .callers import IN_STEP_LAYOUT, OWN_TABLE, VARIANTS, StateCaller, stacked
 from .capture import ConditionedPrompt, PipelineCall, company, kin, stopping_at_denoiser
@@ -205,7 +206,7 @@ class Denoiser:
             prompts: N texts.
 
         Returns:
-            Float32 images [N, 3, H, W] in [0, 1]; videos [N, F, 3, H, W].
+            Float32 images [N, 3, H, W] in [0, 1]; videos [N, F, 3, H, W]; sounds [N, C, S], nearly in [-1, 1].
 
         Raises:
             ValueError: if x or prompts do not fit, or the size of the images is not the size that the call asks for.
@@ -220,6 +221,8 @@ class Denoiser:
             x = x if held is None else held.finished(x)
             made = self._replay.decode(str(self._decoder), x, self._own, prompts)
             images = stacked(made, len(prompts)).float()
+            if images.ndim == 3:
+                return images
             dropped = self.caller.adapter.dropped
             frames = images.shape[1] + (dropped(self.pipe) if dropped else 0) if images.ndim == 5 else None
             refuse_other_size(self.caller.call, images.shape[-2], images.shape[-1], frames)
@@ -265,6 +268,11 @@ class Denoiser:
             return x if held is None else held.finished(x)
 
         return self._by_kin(finished, states, prompts), images
+
+    @property
+    def sampling_rate(self) -> int | None:
+        """Samples a second of the sounds that the pipeline makes; None if it makes pictures or videos."""
+        return sampling_rate_of(self.pipe)
 
     @property
     def initial_std(self) -> float:

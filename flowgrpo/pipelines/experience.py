@@ -51,8 +51,8 @@ class Experience:
         rollout: the trees.
         plan: the plan of the rollout.
         prompts: P texts.
-        samples: images [L, 3, H, W] in [0, 1] (videos [L, F, 3, H, W]) on the CPU, or L texts, in the order of the
-            leaves.
+        samples: images [L, 3, H, W] in [0, 1] (videos [L, F, 3, H, W]) or sounds [L, C, S] on the CPU, or L texts, in
+            the order of the leaves.
         updates: number of parts into which the prompts are cut, one for each update.
         keys: P numbers; each addresses the noise of one prompt.
         cuts: the first prompt of each part except the first part. Without it, the parts are nearly equal.
@@ -65,6 +65,7 @@ class Experience:
         rows: what the data say of each prompt, for losses that ask the rewards.
         marks: name -> [N] values of the nodes that extensions leave for penalties.
         scouted: what the scouts of all P prompts have found; empty if there were none.
+        sampling_rate: of sounds, samples a second.
     """
 
     rollout: Rollout
@@ -81,6 +82,7 @@ class Experience:
     beside: ImagesBeside | None = None
     rows: tuple[Any, ...] = ()
     scouted: tuple[Scouted, ...] = ()
+    sampling_rate: int | None = None
     marks: dict[str, Tensor] = field(default_factory=dict, compare=False)
 
     def mark(self, name: str, values: Tensor) -> None:
@@ -130,11 +132,13 @@ class Experience:
     def given(self) -> dict[str, list[Any]]:
         """Name -> L values that rewards get beside the columns of the prompts.
 
-        Of texts, the key of each text's prompt. Of given samples, the place of each among the samples of its prompt,
-        and their number.
+        Of texts, the key of each text's prompt. Of sounds, their sampling rate. Of given samples, the place of each
+        among the samples of its prompt, and their number.
         """
         texts = not isinstance(self.samples, Tensor)
         own = {"noise_key": [self.keys[p] for p in self.rollout.leaf_prompt.tolist()]} if texts and self.keys else {}
+        if self.sampling_rate is not None:
+            own = {"sampling_rate": [self.sampling_rate] * len(self.rollout.leaf_prompt)}
         if not self.plan.given:
             return own
         places = self.rollout.root[self.rollout.leaf].tolist()

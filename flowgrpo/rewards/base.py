@@ -3,6 +3,7 @@
 A reward is a plain function or an object with `__call__`. It is always called with keyword arguments:
 
     def my_reward(images, prompts, **columns) -> scores         # [B, 3, H, W] or [B, F, 3, H, W], in [0, 1]
+    def my_reward(sounds, prompts, sampling_rate, **columns) -> scores    # [B, C, S], in [-1, 1]; samples a second
     def my_reward(completions, prompts, **columns) -> scores    # B strings
 
 Every column of the prompt file is passed by its name, as a list of B values. A reward gets only the columns that its
@@ -52,7 +53,11 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-RESERVED = ("images", "completions", "prompts", "groups")
+KINDS = ("images", "sounds", "completions")
+"""What rewards score, by the names of their arguments."""
+RESERVED = (*KINDS, "prompts", "groups")
+SAMPLING_RATE = "sampling_rate"
+"""A column that a run of sounds adds. A reward gets the only value of all rows, samples a second."""
 NOISE_KEY = "noise_key"
 OF_TEXT = ("completion_ids", "truncated", NOISE_KEY)
 """Columns that a run of text adds to the columns of the prompts: the token ids of each completion, whether it was cut
@@ -64,7 +69,7 @@ their number."""
 OF_RECOVERED = ("inverted", "noisiness")
 """Columns that objective `direct_align` adds where it differentiates: whether an image was recovered by a step towards
 noise, and where its noise level lies in the range of the objective, from 0 at the lowest level to 1 at the highest."""
-FROM_RUN = (*OF_TEXT, *OF_GIVEN, *OF_RECOVERED)
+FROM_RUN = (*OF_TEXT, *OF_GIVEN, *OF_RECOVERED, SAMPLING_RATE)
 """Columns that are given to a reward that names them, and not to one that takes any column."""
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _PACKAGES = {
@@ -76,6 +81,18 @@ _PACKAGES = {
     "sklearn": "scikit-learn",
     "yaml": "pyyaml",
 }
+
+
+def kind_of(samples: Tensor | Sequence[Any]) -> str:
+    """What samples are, one of `KINDS`: images and videos have two or three dimensions more than a list, sounds one."""
+    if not isinstance(samples, Tensor):
+        return "completions"
+    return "sounds" if samples.ndim == 3 else "images"
+
+
+def within_range(samples: Tensor) -> Tensor:
+    """A copy of images with numbers from 0 to 1, or of sounds with numbers from -1 to 1."""
+    return samples.clamp(-1 if kind_of(samples) == "sounds" else 0, 1)
 
 
 class MissingDependency(ImportError):
@@ -253,7 +270,7 @@ class Reward:
         """Refuse a call that could not work, before anything is scored.
 
         Args:
-            kind: "images" or "completions".
+            kind: "images", "sounds" or "completions".
             columns: names of the prompt file's columns.
             grouped: whether group ids are known.
 
@@ -283,13 +300,17 @@ class Reward:
                 f"reward {self.name!r} reads how the data rank given samples, and these samples are not given; use "
                 "sampler.plan given (text: rollout.form given), and in evaluations other rewards, with evaluate.rewards"
             )
-        other = "completions" if kind == "images" else "images"
-        if other in missing:
+        for other in (name for name in KINDS if name != kind and name in missing):
             raise ValueError(
                 f"reward {self.name!r} scores `{other}`, but the samples here are {kind}; choose a reward of {kind}"
             )
+        if SAMPLING_RATE in missing and kind != "sounds":
+            raise ValueError(
+                f"reward {self.name!r} reads the `{SAMPLING_RATE}` of sounds, but the samples here are {kind}; choose "
+                f"a reward of {kind}"
+            )
         if missing:
-            of_run = OF_GIVEN if kind == "images" else (*OF_TEXT, *OF_GIVEN, "parts")
+            of_run = {"images": OF_GIVEN, "sounds": (SAMPLING_RATE,)}.get(kind, (*OF_TEXT, *OF_GIVEN, "parts"))
             own = sorted({*columns} - {*RESERVED, *of_run})
             added = sorted(known - {*own, *self._options})
             # A name that the run adds is no column to choose. It is meant only if there is a slip of the pen.
@@ -312,7 +333,8 @@ class Reward:
         """Score B samples in one call.
 
         Args:
-            samples: images [B, 3, H, W] or videos [B, F, 3, H, W], float in [0, 1]; or B completions.
+            samples: images [B, 3, H, W] or videos [B, F, 3, H, W], float in [0, 1]; sounds [B, C, S], float in
+                [-1, 1]; or B completions.
             prompts: B strings.
             columns: name -> B values.
             groups: B group ids.
@@ -327,10 +349,9 @@ class Reward:
             TimedOut: the call took longer than its time limit, or an earlier call still hangs.
         """
         arguments: dict[str, Any] = {"prompts": prompts}
-        if isinstance(samples, Tensor):
-            arguments["images"] = samples if self.device is None else samples.to(self.device)
-        else:
-            arguments["completions"] = samples
+        if isinstance(samples, Tensor) and self.device is not None:
+            samples = samples.to(self.device)
+        arguments[kind_of(samples)] = samples
         arguments.update(columns or {})
         if groups is not None and self.takes_groups:
             arguments["groups"] = list(groups)
@@ -343,10 +364,10 @@ class Reward:
     def gradient(
         self, images: Tensor, prompts: Sequence[str], columns: Mapping[str, Sequence[Any]] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Score B images in one call, and differentiate each score with respect to its own image.
+        """Score B images or sounds in one call, and differentiate each score with respect to its own sample.
 
         Args:
-            images: [B, 3, H, W] or videos [B, F, 3, H, W], float in [0, 1].
+            images: [B, 3, H, W] or videos [B, F, 3, H, W], float in [0, 1]; or sounds [B, C, S], float in [-1, 1].
             prompts: B strings.
             columns: name -> B values.
 
@@ -362,8 +383,8 @@ class Reward:
             why = "compares whole groups" if self.whole_group else "scores in another process"
             raise NoGradient(self.name, f"it {why}")
         leaf = images.detach().float() if self.device is None else images.detach().float().to(self.device)
-        leaf = leaf.clamp(0, 1).contiguous().requires_grad_()
-        taken = self._taken({"images": leaf, "prompts": prompts, **(columns or {})})
+        leaf = within_range(leaf).contiguous().requires_grad_()
+        taken = self._taken({kind_of(leaf): leaf, "prompts": prompts, **(columns or {})})
         return self._within_limit(partial(self._differentiated, taken, leaf))
 
     def _differentiated(self, taken: Mapping[str, Any], leaf: Tensor) -> tuple[Tensor, Tensor]:
@@ -394,11 +415,14 @@ class Reward:
 
     def _taken(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments that the plug-in takes."""
-        return {
+        taken = {
             name: value
             for name, value in arguments.items()
             if name in self._parameters or (self._takes_any and name not in FROM_RUN)
         }
+        if SAMPLING_RATE in taken and "sounds" in arguments:
+            taken[SAMPLING_RATE] = taken[SAMPLING_RATE][0]
+        return taken
 
     def with_limit(self, seconds: float) -> Reward:
         """Return a copy of this reward with another time limit. The copy has its own thread for its calls."""

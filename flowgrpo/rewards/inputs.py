@@ -15,7 +15,8 @@ from typing import Any
 
 from torch import Tensor
 
-from .base import RESERVED
+from ..media.sound import write_sound
+from .base import RESERVED, SAMPLING_RATE, kind_of, within_range
 from .pixels import to_bytes
 
 
@@ -24,7 +25,7 @@ class Inputs:
     """B samples with all that is known about them.
 
     Attributes:
-        samples: images [B, 3, H, W] or videos [B, F, 3, H, W] in [0, 1], or B strings.
+        samples: images [B, 3, H, W] or videos [B, F, 3, H, W] in [0, 1], sounds [B, C, S] in [-1, 1], or B strings.
         prompts: B prompts.
         columns: name -> B values.
         groups: B group ids; None if unknown.
@@ -48,7 +49,7 @@ class Inputs:
             chosen = self.samples if rows == list(range(len(self.samples))) else self.samples[rows]
             # Clamping copies, so a reward that writes into its images cannot change the images of other rewards.
             # Decoders may leave other strides, which a reward that takes a view would stumble over.
-            samples: Any = chosen.float().clamp(0, 1).contiguous()
+            samples: Any = within_range(chosen.float()).contiguous()
         else:
             samples = [self.samples[i] for i in rows]
         # A reward that changes a list of its columns cannot change it for other samples and rewards.
@@ -72,7 +73,17 @@ def check_inputs(
         ValueError: they do not fit, or the images are not floats in [0, 1].
     """
     count = len(samples)
-    if isinstance(samples, Tensor):
+    if isinstance(samples, Tensor) and kind_of(samples) == "sounds":
+        if not samples.is_floating_point() or not bool(samples.isfinite().all()) or 0 in samples.shape[1:]:
+            raise ValueError(
+                f"sounds are {samples.dtype} of shape {list(samples.shape)}; give finite floats [B, C, S], C channels "
+                "of S samples, in [-1, 1]"
+            )
+        rates = columns.get(SAMPLING_RATE)
+        if rates is None or len({*rates}) > 1:
+            raise ValueError(f"sounds need a column `{SAMPLING_RATE}`, with the same samples a second in each row")
+        checked: Tensor | list[str] = samples.detach()
+    elif isinstance(samples, Tensor):
         if samples.ndim not in (4, 5) or samples.shape[-3] != 3 or not samples.is_floating_point():
             raise ValueError(
                 f"images are {samples.dtype} of shape {list(samples.shape)}; give floats [B, 3, H, W] "
@@ -82,9 +93,11 @@ def check_inputs(
         if count and not (samples.min() >= -0.01 and samples.max() <= 1.01):
             low, high = samples.min().item(), samples.max().item()
             raise ValueError(f"images range from {low:.3g} to {high:.3g}; rewards take [0, 1]")
-        checked: Tensor | list[str] = samples.detach()
+        checked = samples.detach()
     elif isinstance(samples, str) or not all(isinstance(sample, str) for sample in samples):
-        raise ValueError("samples must be an image tensor [B, 3, H, W] or a list of B strings")
+        raise ValueError(
+            "samples must be an image tensor [B, 3, H, W], a tensor of sounds [B, C, S] or a list of B strings"
+        )
     else:
         checked = list(samples)
     ids = None if groups is None else [int(group) for group in groups]
@@ -113,7 +126,9 @@ def keep(folder: Path, name: str, inputs: Inputs, rows: list[int], error: Except
         facts.update(prompt=prompts[i], columns={key: column[i] for key, column in columns.items()})
         if groups is not None:
             facts["group"] = groups[i]
-        if isinstance(samples, Tensor):
+        if isinstance(samples, Tensor) and kind_of(samples) == "sounds":
+            write_sound(partial / f"sample-{number:04d}.wav", samples[i], int(columns[SAMPLING_RATE][i]))
+        elif isinstance(samples, Tensor):
             _save_images(samples[i], partial / f"sample-{number:04d}")
         else:
             facts["completion"] = samples[i]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..parts.foreign import own_line
-from .base import InvalidScores, MissingDependency, NoGradient, Reward, RewardError, RewardSpec, Scores
+from .base import InvalidScores, MissingDependency, NoGradient, Reward, RewardError, RewardSpec, Scores, kind_of
 from .inputs import Inputs, check_inputs, keep
 from .pixels import to_bytes
 from .registry import build, check_options, resolve
@@ -87,8 +87,9 @@ class RewardSet:
 
         Args:
             samples: images [B, 3, H, W] or videos [B, F, 3, H, W], float in [0, 1]; a list of B images [3, H, W] or
-                videos [F, 3, H, W] of several sizes, of which each size is scored in calls of its own; or B
-                completions. The images of a group have one size.
+                videos [F, 3, H, W] of several sizes, of which each size is scored in calls of its own; sounds
+                [B, C, S], float in [-1, 1], with a column `sampling_rate`; or B completions. The images of a group
+                have one size.
             prompts: B prompts.
             columns: the prompt file's further columns, name -> B values.
             groups: B group ids, in any order; rewards that compare whole groups need them.
@@ -131,7 +132,7 @@ class RewardSet:
 
     def _score(self, inputs: Inputs) -> RewardBatch:
         """Score samples that are checked."""
-        kind = "images" if isinstance(inputs.samples, Tensor) else "completions"
+        kind = kind_of(inputs.samples)
         for reward in self.rewards:
             reward.check(kind, inputs.columns, grouped=inputs.groups is not None)
         values = torch.full((len(inputs.prompts), len(self.rewards)), math.nan, dtype=torch.float32)
@@ -171,12 +172,12 @@ class RewardSet:
     def gradients(
         self, images: Tensor, prompts: Sequence[str], columns: Mapping[str, Sequence[Any]] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The weighted sum of the rewards of B images, and its gradient with respect to the images.
+        """The weighted sum of the rewards of B images or sounds, and its gradient with respect to them.
 
         Rewards of weight 0 are not asked.
 
         Args:
-            images: [B, 3, H, W] or videos [B, F, 3, H, W], float in [0, 1].
+            images: [B, 3, H, W] or videos [B, F, 3, H, W], float in [0, 1]; or sounds [B, C, S], float in [-1, 1].
             prompts: B prompts.
             columns: the prompt file's further columns, name -> B values.
 
@@ -192,7 +193,7 @@ class RewardSet:
         total = torch.zeros(len(images), device=images.device)
         slopes = torch.zeros(images.shape, device=images.device)
         for reward in (one for one in self.rewards if one.weight != 0.0):
-            reward.check("images", inputs.columns, grouped=True)
+            reward.check(kind_of(images), inputs.columns, grouped=True)
             for rows in _batches(reward, inputs):
                 chosen, texts, own, _ = inputs.take(rows)
                 try:

@@ -6,11 +6,13 @@ import logging
 import os
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
@@ -20,6 +22,7 @@ from ..pipelines.pictures import ENDINGS, Picture
 from ..text.model_folder import check_language_folder
 from ..weights.json_files import read_json_object
 from ..weights.pipeline_folders import check_pipeline_folder, from_hub, named_pipeline
+from ..weights.sampling_rates import sampling_rate_in
 from ..weights.saving import ADAPTER_FILE, left_out
 from .folder.leftovers import RESULTS
 
@@ -60,6 +63,21 @@ def model_folder(path: str) -> str:
             f"model.path {path!r} is a language model, for a recipe of task text; give a pipeline or scenes"
         )
     return _folder_or_id(path, "model_index.json", "a whole diffusers pipeline", "a pipeline folder", "scenes")
+
+
+def sampling_rate_of_path(path: str, fetch: bool = False) -> int | None:
+    """Samples a second of the sounds that the pipeline of a path makes; None if it makes pictures, or is not here.
+
+    Args:
+        path: of a recipe: `scenes`, a folder or a hub id.
+        fetch: whether the one file that tells it is downloaded, if it is not on this machine.
+    """
+    with suppress(ValueError, OSError, HFValidationError):
+        folder = Path(model_folder(path))
+        if not folder.is_dir():
+            folder = Path(hf_hub_download(path, "vae/config.json", local_files_only=not fetch)).parent.parent
+        return sampling_rate_in(folder)
+    return None
 
 
 def _folder_or_id(path: str, index: str, whole: str, what: str, embedded: str) -> str:

@@ -14,7 +14,7 @@ from ..configs.sections import SPLITS
 from ..parts.choice import Choice
 from ..parts.traits import offering, saying, trained
 from ..pipelines.arguments import FURTHER
-from ..rewards.base import NOISE_KEY, OF_GIVEN, OF_RECOVERED, OF_TEXT, RESERVED
+from ..rewards.base import NOISE_KEY, OF_GIVEN, OF_RECOVERED, OF_TEXT, RESERVED, SAMPLING_RATE
 from ..text.picture_marks import PART, marked
 from .data import (
     IMAGE,
@@ -30,6 +30,7 @@ from .data import (
 )
 from .distributed.processes import Processes
 from .images.images_beside import learned, read_beside
+from .model_paths import sampling_rate_of_path
 from .prompts.chosen_prompts import evaluated_rows
 from .prompts.hub_sets import pinned
 from .prompts.overlap import said
@@ -116,6 +117,18 @@ def given_columns(recipe: AnyRecipe) -> Sequence[str]:
     return columns if offering(chosen, "given") else ()
 
 
+def kind_of_run(recipe: AnyRecipe, fetch: bool = False) -> str:
+    """What a run samples: `images`, `sounds` or `completions`.
+
+    Args:
+        recipe: the recipe.
+        fetch: see `sampling_rate_of_path`.
+    """
+    if not isinstance(recipe, Recipe):
+        return "completions"
+    return "images" if sampling_rate_of_path(recipe.model.path, fetch) is None else "sounds"
+
+
 def columns_of_run(recipe: AnyRecipe, evaluation: bool = False) -> tuple[str, ...]:
     """The names of the columns that a run, or its evaluation, gives to rewards, see `Collected.given`."""
     # An evaluation samples.
@@ -123,7 +136,7 @@ def columns_of_run(recipe: AnyRecipe, evaluation: bool = False) -> tuple[str, ..
     if isinstance(recipe, MaskedRecipe):
         return (*own, NOISE_KEY)
     if not isinstance(recipe, TextRecipe):
-        return own
+        return (*own, SAMPLING_RATE) if kind_of_run(recipe) == "sounds" else own
     return (*OF_TEXT, *own) if recipe.parts is None else (*OF_TEXT, *own, "parts")
 
 

@@ -62,7 +62,7 @@ from .prompt_embeddings import SPARE_EMBEDDINGS, kept_prompts, met_prompts
 from .prompts.prompt_rows import Size
 from .recipe_findings import Checked
 from .recipe_launches import check_ranks
-from .recipe_prompts import columns_of_run, with_revisions
+from .recipe_prompts import columns_of_run, kind_of_run, with_revisions
 from .reporting.reporter import Reporter
 from .reporting.tracking import Trackers
 from .stopping import Stop
@@ -189,7 +189,7 @@ class Session:
         self.rewards = RewardSet(reward_specs(recipe.rewards))
         self.evaluation = RewardSet(reward_specs(evaluated(recipe)))
         self.extensions = Extensions.of(recipe, self.rewards.names, self.evaluation.names)
-        kind = "images" if isinstance(recipe, Recipe) else "completions"
+        kind = kind_of_run(recipe, fetch=True)
         sides = (self.rewards, self.data.train.rows, False), (self.evaluation, self.data.heldout, True)
         for rewards, rows, evaluation in sides:
             given = columns_of_run(recipe, evaluation)

@@ -231,7 +231,7 @@ class PolicyTask:
 
 
 class FlowTask(PolicyTask):
-    """Images or videos of a flow-matching pipeline.
+    """Images, videos or sounds of a flow-matching pipeline.
 
     Args:
         recipe: what to do.
@@ -247,7 +247,6 @@ class FlowTask(PolicyTask):
         unread: negative prompts of the call that have no effect, see `FlowPolicy.unread`.
     """
 
-    noun = "images"
     clock_parts: tuple[str, ...] = ("denoiser", "decode", "reward", "optimizer", "rest")
     update_part = "denoiser"
 
@@ -273,6 +272,7 @@ class FlowTask(PolicyTask):
         self._score: Score | None = None
         self.controls = Controls(variance=recipe.objective.get("variance"))
         self.elements = math.prod(policy.denoiser.probe.latent_shape)
+        self.noun = "images" if policy.denoiser.sampling_rate is None else "sounds"
         self.rewards: RewardSet | None = None
         self._planners: dict[Size, Callable[[int], Plan]] = {}
 
@@ -423,6 +423,7 @@ class FlowTask(PolicyTask):
                 beside,
                 rows=tuple(rows),
                 scouted=scouted,
+                sampling_rate=policy.denoiser.sampling_rate,
             )
             if decoded is not None and recipe.rollout.chunk is not None:
                 decoded(found)
@@ -467,7 +468,7 @@ class FlowTask(PolicyTask):
             f"{trained_numbers(self):,} trained parameters, replay {denoiser.variant}"
         )
         yield (
-            f"{recipe.rollout.prompts} prompts × {expected.images // recipe.rollout.prompts} images an iteration, "
+            f"{recipe.rollout.prompts} prompts × {expected.images // recipe.rollout.prompts} {self.noun} an iteration, "
             f"{len(denoiser.sigmas) - 1} steps, {steps} optimizer step{'' if steps == 1 else 's'}{clip}"
         )
         yield from (line for line in (budget_line(recipe), scouts_line(recipe)) if line is not None)

@@ -1,7 +1,7 @@
 """Reading of untrusted files, which a crash may have cut short: JSON lines, and the paths of images in them."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,18 +36,33 @@ def read_jsonl(path: Path) -> tuple[list[tuple[int, dict[str, Any]]], int]:
     return records, len(lines) - len(records)
 
 
-def check_image(image: object, samples: Path, where: str, field: str = "image") -> str:
+def check_image(
+    image: object,
+    samples: Path,
+    where: str,
+    field: str = "image",
+    what: str = "an image",
+    suffixes: Collection[str] = IMAGE_SUFFIXES,
+) -> str:
     """Return `image` if it is the path of an image file inside the folder `samples`, after links are resolved.
+
+    Args:
+        image: what the record has.
+        samples: the folder, with links resolved.
+        where: file and line, for the error message.
+        field: the name in the record.
+        what: what the file is, for the error message.
+        suffixes: the endings that such a file may have.
 
     Raises:
         ValueError: `image` is not a text, leads outside the folder, or does not have the suffix of an image.
     """
-    fix = "It must be the path of an image, relative to the samples folder and inside it."
+    fix = f"It must be the path of {what}, relative to the samples folder and inside it."
     if not isinstance(image, str) or not image or _BAD_IN_PATH.search(image):
         raise ValueError(f"{where}: `{field}` is {image!r}. {fix}")
     absolute = image.startswith("/") or re.match(r"[A-Za-z]:", image)
     if absolute or ".." in image.split("/") or not (samples / image).resolve().is_relative_to(samples):
         raise ValueError(f"{where}: `{field}` {image!r} leads outside {samples}. {fix}")
-    if Path(image).suffix.lower() not in IMAGE_SUFFIXES:
-        raise ValueError(f"{where}: `{field}` {image!r} is not one of {', '.join(sorted(IMAGE_SUFFIXES))}.")
+    if Path(image).suffix.lower() not in suffixes:
+        raise ValueError(f"{where}: `{field}` {image!r} is not one of {', '.join(sorted(suffixes))}.")
     return image

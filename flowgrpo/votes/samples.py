@@ -55,6 +55,7 @@ class Sample:
     truncated: bool = False  # whether a completion was cut at the longest length
     rendered: dict[str, tuple[Rendering, ...]] = field(default_factory=dict)  # reward -> images of a completion
     frames: int = 1  # more than 1 for a video, whose frames stand side by side in the image
+    sound: str | None = None  # relative to samples/; the image shows its spectrum; None if its file is missing
 
     @property
     def images(self) -> Iterator[tuple[str, int]]:
@@ -208,6 +209,7 @@ def parse_sample(record: dict[str, Any], samples: Path, where: str) -> Sample:
         truncated=record.get("truncated") is True,
         rendered=_rendered(record, samples, where),
         frames=_frames(frames),
+        sound=_sound(record, samples, where),
     )
 
 
@@ -264,6 +266,13 @@ def _rendered(record: dict[str, Any], samples: Path, where: str) -> dict[str, tu
             for path, one in zip(paths, value)
         )
     return found
+
+
+def _sound(record: dict[str, Any], samples: Path, where: str) -> str | None:
+    if record.get("sound") is None:
+        return None
+    path = check_image(record["sound"], samples, where, "sound", "a sound", {".wav"})
+    return path if (samples / path).is_file() else None
 
 
 def _frames(value: object) -> int:

@@ -5,8 +5,8 @@ No code of diffusers is copied. An entry says how the pipelines of its class are
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
@@ -22,7 +22,8 @@ class Adapter:
 
     Attributes:
         why: what does not work without this entry.
-        rows: arguments that take one picture for each prompt, and do not take a single picture for all prompts.
+        rows: arguments that take one value for each prompt, and do not take a single value for all prompts.
+        call: arguments that a call has if it does not give them.
         together: which rows one call can hold: all rows, the rows of one prompt, or one row. The other rows need
             further calls.
         text: the class takes its prompt as a text, not as a list with one text.
@@ -42,6 +43,7 @@ class Adapter:
     states: int = 1
     kept: tuple[str, ...] = ()
     dropped: Callable[[Any], int] | None = None
+    call: Mapping[str, Any] = field(default_factory=dict)
 
 
 def _decode_one_by_one(pipe: Any) -> None:
@@ -156,6 +158,12 @@ ADAPTERS: dict[str, Adapter] = {
     "HiDreamImagePipeline": Adapter(
         "at inference the class mixes its experts without gradient, so its mixture is replaced by one with gradient",
         prepare=_experts_with_gradient,
+    ),
+    "AceStepPipeline": Adapter(
+        f"{_PADDED}; and the class takes one lyric for each prompt, so a single lyric is repeated",
+        rows=("lyrics",),
+        together="prompt",
+        call={"lyrics": ""},
     ),
     "ChromaPipeline": Adapter("", recompute=_NO_MASK),
     "ChromaImg2ImgPipeline": Adapter("", recompute=_NO_MASK),

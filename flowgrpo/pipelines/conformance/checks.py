@@ -106,13 +106,17 @@ def ratio(subject: Subject) -> str:
 
 
 def decode(subject: Subject) -> str:
-    """Final states are decoded to the pipeline's own images, to the last bit, for one prompt or several."""
+    """Final states are decoded to the pipeline's own images or sounds, to the last bit, for one prompt or several."""
     record = subject.record(seed=8)
     found = subject.known.decode(record.final, record.prompts)
     if not torch.equal(found, record.images.float()):
         raise Failure(f"differs by {(found - record.images.float()).abs().max().item():.2g}")
-    if found.ndim not in (4, 5) or found.shape[-3] != 3:
-        raise Failure(f"shape {tuple(found.shape)}; images are [N, 3, H, W], videos [N, F, 3, H, W]")
+    sounds = found.ndim == 3 and subject.known.sampling_rate is not None
+    if not sounds and (found.ndim not in (4, 5) or found.shape[-3] != 3):
+        raise Failure(
+            f"shape {tuple(found.shape)}; images are [N, 3, H, W], videos [N, F, 3, H, W], and sounds [N, C, S] of an "
+            "autoencoder whose configuration has a sampling rate"
+        )
     return f"{list(found.shape[1:])}, error 0"
 
 

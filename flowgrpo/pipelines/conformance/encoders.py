@@ -334,6 +334,17 @@ def t5_gemma() -> Any:
     return T5GemmaEncoder(config)
 
 
+def t5_gemma_model() -> Any:
+    """`T5GemmaEncoderModel`, with which Stable Audio 3 reads prompts."""
+    from transformers.models.t5gemma.configuration_t5gemma import T5GemmaModuleConfig
+
+    module = T5GemmaModuleConfig(**decoder_sizes(), layer_types=["full_attention"] * 2, query_pre_attn_scalar=8)
+    config = transformers.T5GemmaConfig(
+        encoder=module.to_dict(), decoder=module.to_dict(), is_encoder_decoder=False, dropout_rate=0.0
+    )
+    return transformers.T5GemmaEncoderModel(config)
+
+
 def t5_gemma2() -> Any:
     """`T5Gemma2Encoder`, with which Motif-Video reads prompts."""
     from transformers.models.t5gemma2.configuration_t5gemma2 import T5Gemma2EncoderConfig

@@ -21,7 +21,10 @@ _ROUNDING = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 @torch.no_grad()
 def given(subject: Subject) -> str:
     """The state of a given picture or video enters the decoder as what the VAE has encoded."""
-    denoiser, record = subject.known, subject.record(seed=9)
+    denoiser = subject.known
+    if denoiser.sampling_rate is not None:
+        raise NotApplicable("makes sounds, and pictures are given")
+    record = subject.record(seed=9)
     frames = record.images.shape[1] if record.images.ndim == 5 else 1
     height, width = record.images.shape[-2:]
     shape = (len(record.prompts), frames, height + 8, width, 3)

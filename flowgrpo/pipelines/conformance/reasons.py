@@ -7,7 +7,7 @@ _TILES = "denoises tile after tile, each from its own noise: several chains of s
 _FRAME_LEVELS = "each frame has its own noise level"
 _NO_FLOW = "an EDM model whose pipeline calls its scheduler twice at each step, first for a clean prediction"
 _WITH_SOUND = "has two states, picture and sound, and takes two steps at each noise level"
-_SOUND = "makes sound only, and no reward here scores sound"
+_SOUND = "takes a given sound beside its prompt, and a prompt here has pictures only"
 _ITS_TRANSFORMER = "its own call fails: it reads a field that is missing in its transformer's configuration"
 _EDITED = "encodes its prompt and its picture by a method of its own, so encoded prompts cannot be kept"
 
@@ -44,9 +44,6 @@ REASONS: dict[str, str] = {
     "HeliosPyramidPipeline": f"{_CHUNKS}, at several resolutions",
     "GlmImagePipeline": "draws its prior tokens from the global random state in each call, in an order that depends on "
     "the batch",
-    "AceStepPipeline": _SOUND,
-    "LongCatAudioDiTPipeline": _SOUND,
-    "StableAudio3Pipeline": _SOUND,
     "StableAudio3AudioToAudioPipeline": _SOUND,
     "StableAudio3InpaintPipeline": _SOUND,
 }

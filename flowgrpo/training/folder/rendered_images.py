@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .run_folder import pixels, save_image
+from .run_folder import pixels, sample_fields, save_image
 
 Rendered = Mapping[str, Sequence[Sequence[Tensor] | None]]
 """As `RewardBatch.rendered`."""
@@ -43,7 +43,7 @@ def write_rendered(root: Path, stem: str, rendered: Rendered, numbers: Sequence[
             count[number] += 1
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             save_image(root / name, image)
-            known[key] = {"image": name, **({"frames": len(image)} if image.ndim == 4 else {})}
+            known[key] = sample_fields(name, image)
         return known[key]
 
     fields = []

@@ -23,6 +23,7 @@ from ...configs.trust import remember_run
 from ...intake.json_text import lines_of, parse_json
 from ...intake.links import check_links
 from ...intake.run_folders import no_run
+from ...media.sound import spectrogram, write_sound
 from ...rewards.pixels import to_bytes
 from ..joined_rollouts import Samples
 from .files import append_lines, sync, sync_folder, write_atomically, write_text, writing
@@ -31,7 +32,7 @@ from .lock import NAME, claim, release
 from .prompt_pictures import PromptPictures
 from .run_log import NAME as LOG
 
-__all__ = ["RunFolder", "pixels", "save_image", "write_atomically", "write_text"]
+__all__ = ["RunFolder", "pixels", "save_image", "save_sample", "write_atomically", "write_text"]
 
 TRACKED = ("trackers.json", "flowgrpo", "wandb", ".aim")
 """What trackers write into a run folder."""
@@ -214,8 +215,7 @@ class RunFolder:
     ) -> None:
         """Write samples and index them, with a record for each sample.
 
-        Samples are images [N, 3, H, W], videos [N, F, 3, H, W] or completions. The frames of a video are written side
-        by side, and the record says how many there are.
+        Samples are images [N, 3, H, W], videos [N, F, 3, H, W], sounds [N, C, S] or completions. See `save_sample`.
         """
         self.index_samples(self.write_samples(phase, iteration, samples, records, range(len(samples))))
 
@@ -237,9 +237,8 @@ class RunFolder:
         lines = []
         for number, image, record in zip(numbers, samples, records, strict=True):
             name = f"{phase}-{number:04d}.png"
-            save_image(folder / name, image)
-            frames = {"frames": len(image)} if image.ndim == 4 else {}
-            lines.append({**head, **record, "image": f"{folder.name}/{name}", **frames})
+            save_sample(folder / name, image, record.get("sampling_rate"))
+            lines.append({**head, **record, **sample_fields(f"{folder.name}/{name}", image)})
         return lines
 
     def iteration_folder(self, iteration: int) -> Path:
@@ -325,20 +324,48 @@ def unused(path: Path) -> Path:
     return next(name for name in names if not name.exists())
 
 
-def pixels(image: Tensor) -> NDArray[np.uint8]:
-    """[H, W, 3] bytes of an image [3, H, W] in [0, 1]; the frames of a video [F, 3, H, W] are side by side."""
+def pixels(image: Tensor, rate: int | None = None) -> NDArray[np.uint8]:
+    """[H, W, 3] bytes of an image [3, H, W] in [0, 1]; the frames of a video [F, 3, H, W] are side by side.
+
+    Of a sound [C, S] with a sampling rate, a picture of its spectrum.
+    """
+    if rate is not None:
+        return np.asarray(spectrogram(image.float().numpy(), rate))
     if image.ndim == 4:
         image = torch.cat(list(image), dim=-1)
     array = to_bytes(image).permute(1, 2, 0).numpy()
     return np.ascontiguousarray(array)
 
 
-def save_image(path: Path, image: Tensor) -> None:
+def sample_fields(image: str, sample: Tensor) -> dict[str, Any]:
+    """The fields of the index that name the files of `save_sample`; a record of a sound has its `sampling_rate` too.
+
+    Args:
+        image: the path of the PNG file.
+        sample: an image [3, H, W], a video [F, 3, H, W] or a sound [C, S].
+    """
+    if sample.ndim == 2:
+        return {"image": image, "sound": image.removesuffix(".png") + ".wav"}
+    return {"image": image, **({"frames": len(sample)} if sample.ndim == 4 else {})}
+
+
+def save_sample(path: Path, sample: Tensor, rate: int | None = None) -> None:
+    """Write an image, or the frames of a video side by side, as PNG.
+
+    Of a sound [C, S] with a sampling rate, the picture shows the spectrum, and a WAV file beside it is the sound.
+    """
+    save_image(path, sample, rate)
+    if rate is not None:
+        with writing(path):
+            write_sound(path.with_suffix(".wav"), sample.float().numpy(), rate)
+
+
+def save_image(path: Path, image: Tensor, rate: int | None = None) -> None:
     """Write an image or video as PNG, see `pixels`."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with writing(path):
-            Image.fromarray(pixels(image)).save(temporary, format="PNG")
+            Image.fromarray(pixels(image, rate)).save(temporary, format="PNG")
             os.replace(temporary, path)
     except BaseException:
         with suppress(OSError):

@@ -103,7 +103,9 @@ class Evaluator:
                 rollout = policy.sample(prompts, keys, plan, chunk=part, told=clock.count, base_from=self._base_from)
             with clock.part("decode"):
                 images = policy.decode(rollout, prompts, counted(part.start * seeds))
-            parts.append(Experience(rollout, plan, prompts, images, 1, tuple(keys)))
+            parts.append(
+                Experience(rollout, plan, prompts, images, 1, tuple(keys), sampling_rate=policy.denoiser.sampling_rate)
+            )
             if made is not None:
                 made(rows, parts[-1], [place * seeds + seed for place in places[part] for seed in range(seeds)])
         return join_experiences(parts)

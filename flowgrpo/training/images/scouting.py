@@ -96,4 +96,4 @@ class Scouts:
             rollout = policy.sample(prompts, keys, plan, chunk=chunk, told=clock.count)
         with clock.part("decode"):
             images = policy.decode(rollout, prompts, clock.count)
-        return Experience(rollout, plan, prompts, images, 1, tuple(keys))
+        return Experience(rollout, plan, prompts, images, 1, tuple(keys), sampling_rate=policy.denoiser.sampling_rate)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...core.diagnostics import degenerate_groups, rank_correlations, summarise
 from ...pipelines.experience import Scouted
+from ...rewards.base import SAMPLING_RATE
 from ...rewards.runner import RewardBatch
 from ..credit.combining import total_reward
 from ..credit.pooling import Batch, Pooled
@@ -114,7 +115,8 @@ def sample_records(
     seen: dict[int, int] = {}
     records = []
     origins = experience.origins()
-    cut = experience.given().get("truncated")
+    given = experience.given()
+    cut, rates = given.get("truncated"), given.get(SAMPLING_RATE)
     for sample, owner in enumerate(experience.prompt_of_sample):
         row = rows[owner]
         seed = seen[owner] = seen.get(owner, -1) + 1
@@ -127,6 +129,7 @@ def sample_records(
                 **origins[sample],
                 **({} if row.messages is None else {"messages": list(row.messages)}),
                 **({} if cut is None else {"truncated": bool(cut[sample])}),
+                **({} if rates is None else {SAMPLING_RATE: int(rates[sample])}),
                 **scores.record(sample),
                 "columns": dict(row.columns),
             }

@@ -27,7 +27,7 @@ class TrackedSamples:
         iteration: iterations done before.
         records: one for each sample, for its prompt and its rewards.
         completions: of a language model; empty for images.
-        images: [H, W, 3] bytes, in several sizes; empty for completions.
+        images: [H, W, 3] bytes, in several sizes; of sounds, their spectra; empty for completions.
     """
 
     tag: str
@@ -47,7 +47,7 @@ def shown_samples(phase: str, iteration: int, samples: Samples, records: Sequenc
         iteration,
         [records[k] for k in chosen],
         [sample for sample in some if isinstance(sample, str)],
-        [pixels(sample) for sample in some if isinstance(sample, Tensor)],
+        [pixels(one, records[k].get("sampling_rate")) for k, one in zip(chosen, some) if isinstance(one, Tensor)],
     )
 
 
