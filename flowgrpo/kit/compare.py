@@ -16,7 +16,7 @@ from torch import Tensor
 from ..inference.image_samples import silent
 from ..rewards.base import RewardSpec
 from .findings import finite
-from .given_samples import GivenSample, scores_of
+from .given_samples import WORDS, GivenSample, scores_of
 from .material import groups_of
 from .spread import correlations, describe, order_shared, within_spread
 
@@ -89,7 +89,7 @@ class RewardComparison:
 
     def text(self, most: int) -> str:
         """The comparison as text."""
-        noun = "completions" if isinstance(self.samples[0].made, str) else "pictures"
+        noun = WORDS[type(self.samples[0].made)]
         lines = [f"{len(self.samples)} {noun}, {self.grouping}"]
         for name, values in self.scores.items():
             found = describe(values, self.groups)

@@ -63,7 +63,7 @@ def read_folder(folder: Path, metadata: Path | None = None) -> list[LabelledPict
         metadata = next((folder / name for name in METADATA if (folder / name).is_file()), None)
     if metadata is not None:
         return _listed(metadata)
-    shown = [path for path in sorted(folder.rglob("*")) if not _hidden(path.relative_to(folder))]
+    shown = [path for path in sorted(folder.rglob("*")) if not hidden(path.relative_to(folder))]
     paths = [path for path in shown if path.suffix.lower() in ENDINGS and path.is_file()]
     if not paths:
         video = next((path for path in shown if path.suffix.lower() in VIDEOS), None)
@@ -72,7 +72,8 @@ def read_folder(folder: Path, metadata: Path | None = None) -> list[LabelledPict
     return [picture_of(path, prompt_of(path), {}) for path in paths]
 
 
-def _hidden(path: Path) -> bool:
+def hidden(path: Path) -> bool:
+    """Whether a name in a relative path begins with a dot."""
     return any(part.startswith(".") for part in path.parts)
 
 

@@ -14,7 +14,7 @@ import torch
 
 from ..inference.evaluation import progress, summaries
 from ..inference.image_samples import silent
-from ..rewards.base import RewardSpec
+from ..rewards.base import SAMPLING_RATE, RewardSpec
 from ..rewards.runner import RewardBatch, RewardSet
 from ..rewards.score_batches import join_scores
 from ..training.data import PromptRow, read_prompts
@@ -27,17 +27,25 @@ from .folder import (
     VIDEOS,
     LabelledPicture,
     file_key,
+    hidden,
     inner_columns,
     listed_picture,
     load,
+    prompt_of,
     read_folder,
 )
+from .sound_files import ENDING, LabelledSound, sound_of
 
 BATCH = 64
 """About how many samples are scored at once; a group is not divided."""
 
 Summary = dict[str, tuple[float, float, int]]
 """Reward -> mean, its standard error over prompts, and the number of samples to which the reward applies."""
+
+
+SOUND = "sound"
+"""The column of a list that names a WAV file."""
+WORDS = {str: "completions", LabelledPicture: "pictures", LabelledSound: "sounds"}
 
 
 @dataclass(frozen=True)
@@ -47,14 +55,14 @@ class GivenSample:
     Attributes:
         prompt: its prompt.
         columns: further columns, for rewards.
-        made: a completion, or a picture that is still to be loaded.
+        made: a completion, or a picture or sound that is still to be loaded.
         line: what the list of samples says about it; empty for a picture without a list.
         folder: the folder of the list, to which the paths in `line` are relative.
     """
 
     prompt: str
     columns: dict[str, Any]
-    made: str | LabelledPicture
+    made: str | LabelledPicture | LabelledSound
     line: dict[str, Any]
     folder: Path = Path()
 
@@ -75,17 +83,22 @@ class GivenSample:
         return self.kind, self.prompt, self.line.get("prompt_id")
 
     def shown(self) -> dict[str, str]:
-        """The completion, or the path of the picture."""
-        return {"completion": self.made} if isinstance(self.made, str) else {"image": str(self.made.path)}
+        """The completion, or the path of the picture or sound."""
+        if isinstance(self.made, str):
+            return {"completion": self.made}
+        return {"sound" if isinstance(self.made, LabelledSound) else "image": str(self.made.path)}
 
     def record(self, folder: Path) -> dict[str, Any]:
         """The sample for a list in this folder, in which the reward's scores are added."""
-        if isinstance(self.made, LabelledPicture) and not self.line:
-            return {"prompt": self.prompt, "image": _relative(self.made.path, folder), "columns": self.columns}
+        if not isinstance(self.made, str) and not self.line:
+            ((key, _),) = self.shown().items()
+            return {"prompt": self.prompt, key: _relative(self.made.path, folder), "columns": self.columns}
         if self.folder.resolve() == folder.resolve():
             return dict(self.line)
         key = None if isinstance(self.made, str) else file_key(self.line)
         moved: dict[str, Any] = {} if key is None else {key: self._moved(self.line[key], folder)}
+        if SOUND in self.line and isinstance(self.made, LabelledSound):
+            moved[SOUND] = self._moved(str(self.line[SOUND]), folder)
         if self.kind and isinstance(pictures := self.line.get("pictures"), list):
             moved["pictures"] = [self._moved(str(path), folder) for path in pictures]
         return {**self.line, **moved}
@@ -109,8 +122,9 @@ def given_samples(source: Path, metadata: Path | None = None) -> list[GivenSampl
     Args:
         source: a run folder; a folder of pictures; a folder with a list (`index.jsonl`, `metadata.jsonl` or
             `metadata.csv`); or the list itself: a prompt file with a column `completion`, or with the path of a
-            picture, relative to the list, in `file_name`, `file`, `image` or `path`. For a video, the column `frames`
-            has the number of frames that stand side by side in the picture.
+            picture or of a WAV file, relative to the list, in `file_name`, `file`, `image` or `path`. For a video, the
+            column `frames` has the number of frames that stand side by side in the picture. A WAV file may also be
+            named in the column `sound`.
         metadata: the list of a folder of pictures, if it is elsewhere or has another name.
 
     Raises:
@@ -130,10 +144,15 @@ def given_samples(source: Path, metadata: Path | None = None) -> list[GivenSampl
         metadata = next((source / name for name in METADATA if (source / name).is_file()), None)
     listed = metadata or (source if source.is_file() else None)
     if listed is None:
+        sounds = sorted(path for path in source.rglob(f"*{ENDING}") if not hidden(path.relative_to(source)))
+        if sounds and not any(source.rglob("*.png")):
+            heard = [sound_of(path, prompt_of(path), {}) for path in sounds]
+            return [GivenSample(one.prompt, dict(one.columns), one, {}) for one in heard]
         return [GivenSample(one.prompt, one.columns, one, {}) for one in read_folder(source)]
     found = [_given(listed, row) for row in read_prompts(str(listed))]
-    if len({isinstance(one.made, str) for one in found}) > 1:
-        raise ValueError(f"{listed} has pictures and completions; put them into two lists")
+    kinds = [WORDS[kind] for kind in dict.fromkeys(type(one.made) for one in found)]
+    if len(kinds) > 1:
+        raise ValueError(f"{listed} has {' and '.join(kinds)}; put them into lists of their own")
     return found
 
 
@@ -141,6 +160,13 @@ def _given(listed: Path, row: PromptRow) -> GivenSample:
     text, line = row.columns.get("completion"), {"prompt": row.text, **row.columns}
     if isinstance(text, str):
         return GivenSample(row.text, inner_columns(row, "completion"), text, line, listed.parent)
+    key = SOUND if isinstance(row.columns.get(SOUND), str) else file_key(row.columns)
+    if key is not None and row.columns[key].lower().endswith(ENDING):
+        try:
+            sound = sound_of(listed.parent / row.columns[key], row.text, inner_columns(row, key))
+        except ValueError as error:
+            raise ValueError(f"{row.place or listed}: {error}") from None
+        return GivenSample(row.text, dict(sound.columns), sound, line, listed.parent)
     if file_key(row.columns) is None:
         raise ValueError(
             f"{listed}: prompt {row.id + 1} has neither a text in a column `completion` nor a picture in a column "
@@ -183,7 +209,7 @@ def scores_of(
 
     Args:
         specs: the rewards.
-        samples: all of them pictures and videos, or all of them completions.
+        samples: all of them pictures and videos, or all of them sounds, or all of them completions.
         out: file that gets a line for each sample as soon as it is scored: the line of its list, with the scores in
             `rewards`, `sub_scores`, `notes` and `parts`, beside scores of other rewards that are there already. Its
             paths are relative to this file.
@@ -198,9 +224,10 @@ def scores_of(
         _check_names(samples, out.parent)
     rewards = RewardSet(specs)
     names = list(dict.fromkeys(name for sample in samples for name in sample.columns))
-    what = "completions" if isinstance(samples[0].made, str) else "images"
+    what = {str: "completions", LabelledSound: "sounds"}.get(type(samples[0].made), "images")
+    added = [SAMPLING_RATE] if what == "sounds" else []
     for reward in rewards.rewards:
-        reward.check(what, names, grouped=True)
+        reward.check(what, [*names, *added], grouped=True)
     seen, done = progress(len(samples), say), 0
     places, parts = list[int](), list[RewardBatch]()
     try:
@@ -236,9 +263,18 @@ def _batches(samples: Sequence[GivenSample]) -> Iterator[tuple[list[int], list[i
 def _scored(
     rewards: RewardSet, samples: Sequence[GivenSample], names: Sequence[str], groups: list[int], first: int
 ) -> RewardBatch:
-    made = [sample.made if isinstance(sample.made, str) else load(sample.made) for sample in samples]
+    made = [_loaded(sample.made) for sample in samples]
     columns = {name: [sample.columns.get(name) for sample in samples] for name in names}
+    rates = [sample.made.rate for sample in samples if isinstance(sample.made, LabelledSound)]
+    if rates:
+        columns[SAMPLING_RATE] = rates
     return rewards.score(made, [sample.prompt for sample in samples], columns, groups, first)  # type: ignore[arg-type]
+
+
+def _loaded(made: str | LabelledPicture | LabelledSound) -> str | torch.Tensor:
+    if isinstance(made, str):
+        return made
+    return made.load() if isinstance(made, LabelledSound) else load(made)
 
 
 def _check_names(samples: Sequence[GivenSample], folder: Path) -> None:
@@ -249,7 +285,7 @@ def _check_names(samples: Sequence[GivenSample], folder: Path) -> None:
             what = next(iter(sample.shown().values()))
             raise ValueError(
                 f"{what!r:.200} is not UTF-8, so the list of scores cannot hold it; give the file another name"
-                if isinstance(sample.made, LabelledPicture)
+                if not isinstance(sample.made, str)
                 else f"the line of the completion {what!r:.80} is not UTF-8, so the list of scores cannot hold it"
             ) from None
 

@@ -28,6 +28,8 @@ FURTHER = ("mask_image", "control_image", "control_mask", "last_image", "image_r
 """Names of arguments that are pictures beside `image`, or in its place, in all classes that have them."""
 PICTURES = ("image", *FURTHER)
 """Names of arguments that are pictures, in all classes that have them."""
+TEXTS = ("lyrics",)
+"""Names of arguments that have a text for each prompt beside the prompt, from a column of that name."""
 _NEVER_WITHOUT = ("mask_image", "control_image", "control_mask")
 
 Parameters = Mapping[str, inspect.Parameter]

@@ -278,7 +278,8 @@ def quiet_libraries() -> None:
     """Keep libraries from writing over the progress of a run."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # Newer versions of diffusers and transformers rename these, and the oldest supported ones know only the old names.
-    for name in ("torch_dtype", "gradient_checkpointing"):
+    # The autoencoders of sounds use a function of torch that has a newer form.
+    for name in ("torch_dtype", "gradient_checkpointing", "weight_norm"):
         warnings.filterwarnings("ignore", message=f".*{name}.*", category=FutureWarning)
     import diffusers.utils.logging
     import transformers.utils.logging

@@ -58,6 +58,7 @@ def write_result_card(
         known: what is loaded.
         former: a card that a person had changed, which is kept beside the new one.
     """
+    first = _first_sample(run)
     facts = CardFacts(
         kind=kind,
         iteration=iteration,
@@ -68,7 +69,8 @@ def write_result_card(
         files=tuple(sorted(file.name for file in folder.iterdir())),
         call=_call(recipe),
         left_out=tuple(_left_out(folder, kind, recipe, known.pipe)),
-        video=_makes_videos(run),
+        video="frames" in first,
+        sampling_rate=first.get("sampling_rate"),
         pictures=_pictures(recipe, known),
         chat=_chats(folder, recipe, known.pipe),
         alike_since=measured_alike_since(run.path, iteration),
@@ -133,11 +135,12 @@ def _left_out(folder: Path, kind: str, recipe: AnyRecipe, pipe: Any) -> Iterator
             yield from (name for name in found if name not in optional)
 
 
-def _makes_videos(run: RunFolder) -> bool:
+def _first_sample(run: RunFolder) -> dict[str, Any]:
+    """What the index of a run says of its first sample; empty if there is none."""
     with suppress(ValueError, OSError):
         first = parse_json(next(lines_of(run.index), "null"))
-        return isinstance(first, dict) and "frames" in first
-    return False
+        return first if isinstance(first, dict) else {}
+    return {}
 
 
 def _chats(folder: Path, recipe: AnyRecipe, language: Any) -> bool:

@@ -105,7 +105,8 @@ def _imports(recipe: AnyRecipe, facts: CardFacts) -> list[str]:
         return [*adapter, *pictures, f"from transformers import {_class(recipe)}, {reads}"]
     video = ["from diffusers.utils import export_to_video"] if facts.video else []
     pictures = ["from diffusers.utils import load_image"] if facts.pictures else []
-    return [f"from diffusers import {recipe.model.pipeline or 'DiffusionPipeline'}", *video, *pictures]
+    sound = ["import wave"] if facts.sampling_rate is not None else []
+    return [*sound, f"from diffusers import {recipe.model.pipeline or 'DiffusionPipeline'}", *video, *pictures]
 
 
 def _of_images(recipe: Recipe, facts: CardFacts) -> list[str]:
@@ -126,8 +127,16 @@ def _of_images(recipe: Recipe, facts: CardFacts) -> list[str]:
         '    prompt="a prompt",',  # by name: the calls of some classes begin with `image`
         *(f'    {name}=load_image("{"picture" if name == "image" else name}.png"),' for name in facts.pictures),
         *(_argument(name, value, _is_withheld(facts.call, name)) for name, value in given.items()),
-        f").{'frames' if facts.video else 'images'}[0]",
+        *(['    output_type="np",'] if facts.sampling_rate is not None else []),
+        f").{'audios' if facts.sampling_rate is not None else 'frames' if facts.video else 'images'}[0]",
     ]
+    if facts.sampling_rate is not None:
+        return [
+            *lines,
+            'with wave.open("sample.wav", "wb") as file:',
+            f'    file.setparams((len(sample), 2, {facts.sampling_rate}, 0, "NONE", ""))',
+            '    file.writeframes((sample.T.clip(-1, 1) * 32767).astype("<i2").tobytes())',
+        ]
     lines.append('export_to_video(sample, "sample.mp4")' if facts.video else 'sample.save("sample.png")')
     return lines
 

@@ -50,6 +50,7 @@ class CardFacts:
         call: arguments of the pipeline's call with which the run made its evaluations.
         left_out: components that the base model's folder leaves out.
         video: whether the samples are videos.
+        sampling_rate: of sounds, samples a second; None if the samples are no sounds.
         pictures: the arguments of a call that are pictures.
         chat: whether prompts go through a chat template.
         own_class: whether the class of the language model is flowgrpo's, because transformers has none.
@@ -67,6 +68,7 @@ class CardFacts:
     call: Mapping[str, Any] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     video: bool = False
+    sampling_rate: int | None = None
     pictures: tuple[str, ...] = ()
     chat: bool = False
     own_class: bool = False
@@ -168,7 +170,8 @@ def pipeline_tag(text: bool, facts: CardFacts) -> str:
     """The hub's word for what a model does."""
     if text:
         return "image-text-to-text" if facts.pictures else "text-generation"
-    return f"{'image' if facts.pictures else 'text'}-to-{'video' if facts.video else 'image'}"
+    made = "audio" if facts.sampling_rate is not None else "video" if facts.video else "image"
+    return f"{'image' if facts.pictures else 'text'}-to-{made}"
 
 
 def _rows(recipe: AnyRecipe, facts: CardFacts, base: str) -> Iterable[tuple[str, str]]:
@@ -189,7 +192,7 @@ def _rows(recipe: AnyRecipe, facts: CardFacts, base: str) -> Iterable[tuple[str,
         yield "teacher", f"the model itself, with {weights}"
     rewards = ", ".join(_reward(reward) for reward in recipe.rewards)
     yield "rewards", rewards if rewarded(recipe) else f"{rewards}, only reported"
-    noun = "images" if isinstance(recipe, Recipe) else "completions"
+    noun = "completions" if not isinstance(recipe, Recipe) else "sounds" if facts.sampling_rate else "images"
     sampled = f"{recipe.rollout.prompts} prompts × {recipe.rollout.group} {noun}"
     scouts = recipe.rollout.scouts if isinstance(recipe, Recipe) else None
     if scouts is not None:

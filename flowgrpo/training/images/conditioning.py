@@ -13,7 +13,7 @@ import numpy as np
 
 from ...configs.prompt_source import prompt_source
 from ...configs.schema import Recipe
-from ...pipelines.arguments import FURTHER, PICTURES, Parameters, accepts, needs_picture
+from ...pipelines.arguments import FURTHER, PICTURES, TEXTS, Parameters, accepts, needs_picture
 from ...pipelines.pictures import Picture
 from ...weights.pipeline_folders import pipeline_class
 from ..data import IMAGE, Data, PromptRow, with_conditions, with_pictures
@@ -41,7 +41,7 @@ def call_parameters(folder: str, pipeline: str | None = None) -> Parameters | No
 
 
 def take_pictures(data: Data, recipe: Recipe, call: Mapping[str, Any], parameters: Parameters) -> None:
-    """Give prompts the pictures of their files, if the pipeline's call takes any.
+    """Give prompts the pictures and further texts of their files, if the pipeline's call takes any.
 
     Args:
         data: of the recipe; its prompts are replaced.
@@ -54,7 +54,7 @@ def take_pictures(data: Data, recipe: Recipe, call: Mapping[str, Any], parameter
             of different sizes would give the samples different sizes.
     """
     taught = _shown_to_teachers(data.train.rows, recipe, call, parameters)
-    if not any(name in parameters for name in PICTURES):
+    if not any(name in parameters for name in (*PICTURES, *TEXTS)):
         return
     data.train.rows = illustrated(data.train.rows, recipe.data.train, call, parameters)
     if recipe.data.heldout:
@@ -139,7 +139,7 @@ def _refuse_other_shapes(rows: Sequence[PromptRow]) -> None:
 def illustrated(
     rows: list[PromptRow], source: str | None, call: Mapping[str, Any], parameters: Parameters
 ) -> list[PromptRow]:
-    """The prompts of a file with their pictures, if the pipeline's call takes any.
+    """The prompts of a file with their pictures and further texts, if the pipeline's call takes any.
 
     Args:
         rows: the prompts.
@@ -151,6 +151,7 @@ def illustrated(
         ValueError: a picture is missing or cannot be read, the pipeline needs a picture and there is none, or it takes
             no picture and the command line names one.
     """
+    rows = _with_texts(rows, [name for name in TEXTS if name in parameters])
     further = [name for name in FURTHER if name in parameters]
     if source is not None:
         pictured = with_pictures(rows, source) if IMAGE in parameters else rows
@@ -185,6 +186,18 @@ def illustrated(
     if several is not None:
         _refuse_several(several, parameters, "write one path" if source is not None else "give one --image")
     return rows
+
+
+def _with_texts(rows: list[PromptRow], names: Sequence[str]) -> list[PromptRow]:
+    """The prompts with the texts of these columns, for the arguments of the same names."""
+    found = []
+    for row in rows:
+        texts = {name: row.columns[name] for name in names if row.columns.get(name) is not None}
+        for name, text in texts.items():
+            if not isinstance(text, str):
+                raise ValueError(f"{row.place or 'the prompt'}: `{name}` is {text!r:.80}; write a text")
+        found.append(replace(row, texts=texts) if texts else row)
+    return found
 
 
 def _refuse_several(row: PromptRow, parameters: Parameters, mend: str) -> None:

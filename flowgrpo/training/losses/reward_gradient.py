@@ -14,6 +14,7 @@ from ...parts.needs import Need, idle, needs, one_round
 from ...parts.ranges import Whole
 from ...parts.traits import offering
 from ...pipelines.placement import offload_of
+from ...rewards.base import SAMPLING_RATE
 from ...samplers.moves import draw_noise
 from ..data import columns_of
 from ..extensions.extension import has_hook
@@ -286,10 +287,11 @@ def differentiated(
     Raises:
         ValueError: the pipeline decodes, or a reward scores, in a way that has no gradient.
     """
-    found, size = [], policy.decode_batch
+    found, size, rate = [], policy.decode_batch, policy.denoiser.sampling_rate
+    given = {**({} if rate is None else {SAMPLING_RATE: rate}), **(more or {})}
     for k in range(0, len(x), size):
         own = rows[k : k + size]
-        columns = columns_of(own, {name: [value] * len(own) for name, value in (more or {}).items()}, among)
+        columns = columns_of(own, {name: [value] * len(own) for name, value in given.items()}, among)
         found.append(_differentiated(policy, rewards, x[k : k + size], own, columns))
     return torch.cat([values for values, _ in found]), torch.cat([slopes for _, slopes in found])
 

@@ -69,11 +69,14 @@ def overlap_lines(rows: Sequence[PromptRow], name: str, others: Sequence[PromptR
 
 
 def said(row: PromptRow) -> str:
-    """The words of a prompt or a conversation, and the paths of its pictures; spaces make no difference."""
+    """The words of a prompt or conversation and of its further texts, and the paths of its pictures.
+
+    Spaces make no difference.
+    """
     words = [row.text] if row.messages is None else [f"{m['role']}: {m['content']}" for m in row.messages]
     shown = () if row.pictures is None else row.pictures if isinstance(row.pictures, tuple) else (row.pictures,)
     pictures = (*shown, *row.conditions.values())
-    return " ".join(" ".join([*words, *(str(one.path.resolve()) for one in pictures)]).split())
+    return " ".join(" ".join([*words, *row.texts.values(), *(str(one.path.resolve()) for one in pictures)]).split())
 
 
 def _spread(rows: Sequence[PromptRow], most: int) -> Sequence[PromptRow]:

@@ -64,6 +64,7 @@ class PromptRow:
         size: the size of the images of this prompt; None for the size of the pipeline's call.
         given: pictures or videos that stand in the place of samples; see `with_given`.
         conditions: further pictures for the pipeline, by the argument of its call; see `with_conditions`.
+        texts: further texts for the pipeline, by the argument of its call, such as lyrics.
         teaching: the pictures that the prompt's teacher sees in place of `pictures`; None if it sees these.
     """
 
@@ -76,20 +77,21 @@ class PromptRow:
     size: Size | None = None
     given: tuple[GivenImage, ...] = ()
     conditions: Mapping[str, Picture] = field(default_factory=dict)
+    texts: Mapping[str, str] = field(default_factory=dict)
     teaching: Picture | tuple[Picture, ...] | None = None
 
     @property
     def prompt(self) -> str:
-        """The prompt that a pipeline gets: the text, and the pictures if there are any. Each access reads the pictures.
+        """The prompt that a pipeline gets: the text, with further texts and pictures. Each access reads the pictures.
 
         Raises:
             ValueError: a picture can no longer be read.
         """
-        if self.pictures is None and not self.conditions:
+        if self.pictures is None and not self.conditions and not self.texts:
             return self.text
         from ...pipelines.capture import ConditionedPrompt
 
-        call: dict[str, Any] = {name: picture.read() for name, picture in self.conditions.items()}
+        call: dict[str, Any] = {**self.texts, **{name: picture.read() for name, picture in self.conditions.items()}}
         if isinstance(self.pictures, Picture):
             call["image"] = self.pictures.read()
         elif self.pictures is not None:
