@@ -34,6 +34,7 @@ from tests.rewards.test_sql import REFERENCE, SCHEMA
 from tests.rewards.votes_on_disk import choice_by_gold, gold, scene_pairs, vote_on
 from tests.tiny_rewards import (
     random_weights,
+    save_clap,
     save_classifier,
     save_clip,
     save_mask2former,
@@ -223,6 +224,7 @@ def makers() -> dict[str, Maker]:
         Case("jpeg_incompressibility", NONE),
         Case("json_output", NONE, "objects"),
         Case("length", NONE, "answers", {"limit": 20, "buffer": 18}),
+        Case("loudness", NONE, ""),
         Case("majority", NONE, "sums"),
         Case("math", NONE, "sums"),
         # Without this option, the engine enlarges each page to 736 pixels, which takes minutes.
@@ -243,6 +245,10 @@ def makers() -> dict[str, Maker]:
 
 def _random(name: str, options: Mapping[str, Any], material: str = "scenes") -> Case:
     return Case(name, RANDOM, material, options)
+
+
+def _clap(folder: Path, ending: ExitStack) -> Case:
+    return _random("clap", {"model": str(save_clap(folder))}, "")
 
 
 def _clip_score(folder: Path, ending: ExitStack) -> Case:
@@ -441,6 +447,7 @@ _MADE: dict[str, Maker] = {
     "aesthetic": _aesthetic,
     "artifacts": _asked("artifacts", _artifacts),
     "checklist": _checklist,
+    "clap": _clap,
     "choices": _choices,
     "clip_score": _clip_score,
     "critique": _critique,

@@ -132,9 +132,10 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder, ExitStack() as ending:
             case = made[name](Path(folder), ending)
             spec = RewardSpec(case.name, options=case.options)
-            report = examined(spec, case.material, material[case.material], contract_only=case.material == "videos")
+            kind = case.material or "scenes"
+            report = examined(spec, kind, material[kind], contract_only=kind == "videos")
         nothing = case.weights in ("tiny random", "stub server")
-        rows.append([f"`{name}`", case.weights, case.material, *cells(report, nothing)])
+        rows.append([f"`{name}`", case.weights, case.material or "none", *cells(report, nothing)])
         said += sentences(name, report, nothing)
     convicted = [culprit(name, material) for name in bad]
     if not chosen:

@@ -34,7 +34,7 @@ PACKAGES = {
     "parts": {"pydantic", "pydantic_core"},
     "core": {"torch"},
     "intake": set(),
-    "media": {"PIL", "av"},
+    "media": {"PIL", "av", "numpy"},
     "votes": set(),
     "samplers": {"torch"},
     "configs": {"pydantic", "pydantic_core", "yaml"},

@@ -14,6 +14,7 @@ from PIL import Image
 from torchvision.transforms.functional import pil_to_tensor
 
 from flowgrpo.gallery.vote_server import VoteServer
+from flowgrpo.media.sound import read_sound
 from flowgrpo.media.video import can_encode
 from flowgrpo.pipelines.conformance.conditioned import CONDITIONED
 from flowgrpo.pipelines.conformance.images import sd3_parts
@@ -73,7 +74,7 @@ def animator(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_walkthrough_is_followed() -> None:
-    assert set(PAGES) == {"own_reward", "video", "full_weights", "votes", "prompt_writer"}
+    assert set(PAGES) == {"own_reward", "video", "full_weights", "votes", "prompt_writer", "sound"}
     (page, body) = "a\n\nb <<'END'\nflowgrpo\n\nEND\nc\n", "b <<'END'\nflowgrpo\n\nEND"
     assert list(scripts(page)) == ["a", body, "c"]
     assert list(scripts("a \\\n  b\nc\n")) == ["a b", "c"]
@@ -218,3 +219,18 @@ def test_a_writer_of_prompts(tmp_path: Path, command: Command) -> None:
     assert all({"plain", "gain"} <= set(line["sub_scores"]["rendered"]) for line in lines)
     assert len(list((tmp_path / "pictures").glob("*.png"))) == len(lines)
     assert len((tmp_path / "first.jsonl").read_text().splitlines()) == 3160
+
+
+@pytest.mark.slow
+def test_a_model_of_sounds(tmp_path: Path, command: Command) -> None:
+    small = {"low.yaml": ("run.iterations=3", "evaluate.every=3", "rollout.prompts=2", "rollout.group=4")}
+    Walker(tmp_path, command, {}, small).follow(PAGES["sound"])
+    lines = [json.loads(line) for line in (tmp_path / "low" / "samples" / "index.jsonl").read_text().splitlines()]
+    before, after = (
+        [one["rewards"]["low"] for one in lines if one["iteration"] == at and one["phase"] == "eval"] for at in (0, 3)
+    )
+    assert sum(after) > sum(before)
+    heard, rate = read_sound(tmp_path / "waterfall" / "000-1.wav")
+    assert (heard.shape, rate) == ((1, 2000), 4000)
+    assert size_of(tmp_path / "scored" / "eval-0003.png") == (384, 128)
+    assert list((tmp_path / "low" / "gallery" / "thumbs").rglob("*.webp"))

@@ -73,6 +73,30 @@ def save_clip(folder: Path, *, seed: int = 0, size: int = 32, length: int = 40) 
     return folder
 
 
+def save_clap(folder: Path, *, seed: int = 0, fused: bool = False) -> Path:
+    """A `ClapModel` with its processor: spectra of one second, at 8000 samples a second, and projections of 16."""
+    from transformers import ClapConfig, ClapFeatureExtractor, ClapModel, ClapProcessor
+
+    tokens = byte_tokenizer(40, end=True)
+    text = {
+        "vocab_size": len(tokens), "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "intermediate_size": 32, "max_position_embeddings": 64, "projection_dim": 16, "pad_token_id": 0,
+    }  # fmt: skip
+    sound = {
+        "spec_size": 64, "num_mel_bins": 16, "window_size": 4, "patch_size": 4, "patch_stride": [4, 4],
+        "hidden_size": 32, "patch_embeds_hidden_size": 16, "depths": [1, 1], "num_attention_heads": [2, 2],
+        "num_hidden_layers": 2, "num_classes": 4, "projection_dim": 16, "enable_fusion": fused,
+    }  # fmt: skip
+    model = random_weights(ClapModel, ClapConfig(text_config=text, audio_config=sound, projection_dim=16), seed)
+    model.save_pretrained(folder)
+    reader = ClapFeatureExtractor(
+        feature_size=16, sampling_rate=8000, hop_length=80, max_length_s=1, fft_window_size=256, frequency_min=50,
+        frequency_max=3800, truncation="rand_trunc", padding="repeatpad",
+    )  # fmt: skip
+    ClapProcessor(reader, tokens).save_pretrained(folder)
+    return folder
+
+
 def save_open_clip(folder: Path, name: str) -> tuple[Path, Path]:
     """Make a model of open_clip and register its name there; returns its architecture file and its weights."""
     import open_clip

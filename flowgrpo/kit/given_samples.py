@@ -95,8 +95,8 @@ class GivenSample:
             return {"prompt": self.prompt, key: _relative(self.made.path, folder), "columns": self.columns}
         if self.folder.resolve() == folder.resolve():
             return dict(self.line)
-        key = None if isinstance(self.made, str) else file_key(self.line)
-        moved: dict[str, Any] = {} if key is None else {key: self._moved(self.line[key], folder)}
+        file = None if isinstance(self.made, str) else file_key(self.line)
+        moved: dict[str, Any] = {} if file is None else {file: self._moved(self.line[file], folder)}
         if SOUND in self.line and isinstance(self.made, LabelledSound):
             moved[SOUND] = self._moved(str(self.line[SOUND]), folder)
         if self.kind and isinstance(pictures := self.line.get("pictures"), list):
@@ -264,7 +264,7 @@ def _scored(
     rewards: RewardSet, samples: Sequence[GivenSample], names: Sequence[str], groups: list[int], first: int
 ) -> RewardBatch:
     made = [_loaded(sample.made) for sample in samples]
-    columns = {name: [sample.columns.get(name) for sample in samples] for name in names}
+    columns: dict[str, list[Any]] = {name: [one.columns.get(name) for one in samples] for name in names}
     rates = [sample.made.rate for sample in samples if isinstance(sample.made, LabelledSound)]
     if rates:
         columns[SAMPLING_RATE] = rates

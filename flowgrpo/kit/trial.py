@@ -117,6 +117,11 @@ class Trial:
         self.loaded_bytes = memory.peak_bytes
         needed = self.reward.needed
         self.task = task or ("text" if "completions" in needed else "images")
+        if "sounds" in needed:
+            raise ValueError(
+                f"reward {self.reward.name!r} scores `sounds`, and the kit tries rewards on pictures and texts; look "
+                f"at its scores of sounds that exist with `flowgrpo rewards score {spec.name} --samples RUN`"
+            )
         wrong = "images" if self.task == "text" else "completions"
         if wrong in needed:
             raise ValueError(f"reward {self.reward.name!r} scores `{wrong}`, and cannot be checked on {self.task}")

@@ -136,7 +136,7 @@ def resolve(name: str) -> Callable[..., Any]:
     return found
 
 
-MARKS = ("images", "completions", "prompts", "parts", "first")
+MARKS = ("images", "sounds", "completions", "prompts", "parts", "first")
 """Parameters by which a reward is told from any other code: each reward, and each judge of pairs, takes one of them."""
 
 

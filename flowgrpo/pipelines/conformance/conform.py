@@ -35,7 +35,7 @@ from .images_single import IMAGES_SINGLE
 from .inpainted import INPAINTED
 from .noise_predicting import NOISE_PREDICTING
 from .recent import RECENT
-from .sounds import SOUNDS
+from .sounding import SOUNDS
 from .subject import TEXTS, CheckOutcome, Failure, NotApplicable, Subject
 from .tiny import Tiny
 from .videos import VIDEOS

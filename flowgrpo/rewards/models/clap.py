@@ -16,7 +16,7 @@ from ..backbones.model_loading import check_dtype, load_processor, load_transfor
 from ..backbones.sharing import Lease, borrow
 from ..backbones.towers import features
 from ..options import check_count
-from ..sounds import fitting, log_mel, resampled
+from ..spectra import fitting, log_mel, resampled
 
 
 class SoundTowers:
@@ -63,7 +63,7 @@ class SoundTowers:
         unique = list(dict.fromkeys(texts))
         words = self.tokenizer(unique, padding=True, truncation=True, return_tensors="pt").to(self.device)
         found = features(self.model.get_text_features(**words)).float()
-        rows = {text: row for text, row in zip(unique, torch.nn.functional.normalize(found, dim=-1), strict=True)}
+        rows = dict(zip(unique, torch.nn.functional.normalize(found, dim=-1), strict=True))
         return torch.stack([rows[text] for text in texts])
 
 

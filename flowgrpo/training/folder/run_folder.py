@@ -356,8 +356,9 @@ def save_sample(path: Path, sample: Tensor, rate: int | None = None) -> None:
     """
     save_image(path, sample, rate)
     if rate is not None:
-        with writing(path):
-            write_sound(path.with_suffix(".wav"), sample.float().numpy(), rate)
+        file = path.with_suffix(".wav")
+        with writing(file):
+            write_sound(file, sample.float().numpy(), rate)
 
 
 def save_image(path: Path, image: Tensor, rate: int | None = None) -> None:
