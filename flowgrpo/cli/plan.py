@@ -193,6 +193,7 @@ def _print_counts(recipe: Recipe | MaskedRecipe) -> None:
         "on-policy"
     )
     say(_trained(recipe))
+    _print_schedules(recipe)
     for taught in taught_lines(recipe):
         say(taught)
     if (line := budget_line(recipe)) is not None:
@@ -227,6 +228,13 @@ def _trained(recipe: AnyRecipe) -> str:
     lora = recipe.model.lora
     what = "all weights" if recipe.model.train == "full" else f"a LoRA of rank {lora.rank}, alpha {lora.alpha:g}"
     return f"trains {what}, with a learning rate of {recipe.optimizer.learning_rate:g}"
+
+
+def _print_schedules(recipe: AnyRecipe) -> None:
+    from ..configs.schedules import schedule_lines
+
+    for line in schedule_lines(recipe):
+        say(line)
 
 
 def _print_windows(recipe: Recipe | MaskedRecipe, expected: Forecast) -> None:
@@ -376,6 +384,7 @@ def _plan_text(recipe: TextRecipe) -> None:
         say(f"samples come {line}; the other numbers leave rounds out")
     say(f"{optimizer.updates * optimizer.epochs} optimizer step(s) an iteration, 1 of them strictly on-policy")
     say(_trained(recipe))
+    _print_schedules(recipe)
     columns, own = given_columns(recipe), recipe.rollout.form.get("own", 0.0)
     if columns:
         there = f"the completions are in the columns {', '.join(columns)} of {recipe.data.train}"

@@ -10,6 +10,7 @@ from ..parts.choice import Choice, Of, part_field
 from ..parts.section import Section
 from ..parts.traits import differentiates, rewarded
 from .reward_sections import RewardConfig, distinct_labels, one_counts
+from .schedules import ScheduleConfig, schedule_faults
 from .sections import DataConfig, OptimizerConfig, RunConfig
 
 
@@ -32,7 +33,7 @@ def _has_advantages(recipe: Any, _: Section) -> list[str]:
 class BaseRecipe(Section):
     """The keys that recipes of all tasks share."""
 
-    needs = (_has_advantages,)
+    needs = (_has_advantages, schedule_faults)
 
     name: str = "unnamed"
     paper: str = ""
@@ -59,6 +60,9 @@ class BaseRecipe(Section):
     extensions: list[Annotated[Choice, Of("extension")]] = Field(
         default_factory=list,
         description="Additions that only some runs need; a recipe with this key replaces the whole list.",
+    )
+    schedules: list[ScheduleConfig] = Field(
+        default_factory=list, description="Coefficients that change over the run; by default none does."
     )
     run: RunConfig = RunConfig()
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from ..parts.choice import Choice
+from ..parts.needs import unused
 from ..parts.section import Section
 from ..parts.traits import OF_EDGES, trained
 from .reward_sections import RewardConfig, distinct_labels
@@ -181,17 +182,30 @@ class BalanceConfig(Section):
 
 
 class EntropyConfig(Section):
-    """An entropy bonus that follows a set-point (AEPO, 2510.08141): it grows while entropy is below the target."""
+    """An entropy bonus. With a target, its coefficient grows while entropy is below the target (AEPO, 2510.08141)."""
 
-    target: float = Field(ge=0, description="Target of the entropy, in nats per token.")
+    target: float | None = Field(
+        None, ge=0, description="Target of the entropy, in nats per token; without it the coefficient stays at `value`."
+    )
     value: float = Field(0.0, ge=0, description="First value of the coefficient.")
     rate: float = Field(0.01, gt=0, description="Change of the coefficient per nat of error and iteration.")
     high: float = Field(0.1, gt=0, description="Largest value of the coefficient.")
 
     @model_validator(mode="after")
     def _starts_below_its_highest(self) -> EntropyConfig:
-        if self.value > self.high:
+        if self.target is not None and self.value > self.high:
             raise ValueError(f"value is {self.value:g}, above `high`, {self.high:g}; use a value of at most `high`")
+        return self
+
+    @model_validator(mode="after")
+    def _does_something(self) -> EntropyConfig:
+        if self.target is None and self.value == 0:
+            raise ValueError(
+                "entropy has neither a target nor a value, so there is no bonus; write value, such as value: 0.01, for "
+                "a coefficient that stays, or target, for one that follows the entropy"
+            )
+        if self.target is None and (faults := unused(self, ["rate", "high"], "without a target nothing moves")):
+            raise ValueError("; ".join(faults))
         return self
 
 

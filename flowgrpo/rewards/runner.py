@@ -65,7 +65,7 @@ class RewardSet:
         twice = sorted({name for name in self.names if self.names.count(name) > 1})
         if twice:
             raise ValueError(f"two rewards are called {twice[0]!r}; give one of them a `label`")
-        self.weights = torch.tensor([reward.weight for reward in self.rewards], dtype=torch.float32)
+        self.weigh([reward.weight for reward in self.rewards])
         self.advice = ""
         """The last sentence about a failure: how to go on after it."""
         self.told: Callable[[str], None] | None = None
@@ -74,6 +74,12 @@ class RewardSet:
         """Whether the scores keep the images that rewards make of completions."""
         self.quarantine = None if quarantine is None else Path(quarantine)
         self.retries, self.base_delay, self._sleep = retries, base_delay, sleep
+
+    def weigh(self, weights: Sequence[float]) -> None:
+        """Give the rewards these weights, one for each, from the next call on."""
+        for reward, weight in zip(self.rewards, weights):
+            reward.weight = float(weight)
+        self.weights = torch.tensor([reward.weight for reward in self.rewards], dtype=torch.float32)
 
     def score(
         self,

@@ -1,4 +1,4 @@
-"""Coefficients of an objective that change between iterations, so that a metric stays at its target."""
+"""Coefficients of an objective that change between iterations, most of them so that a metric stays at its target."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Controls:
     """The coefficients of an objective that follow a metric.
 
     Args:
-        entropy: how the entropy bonus moves; None for no bonus.
+        entropy: how the entropy bonus moves, or its coefficient; None for no bonus.
         variance: how the price of the ratio's variance moves; None for a fixed price.
 
     Attributes:
@@ -34,14 +34,25 @@ class Controls:
         self.entropy: SetPoint | None = None
         self.variance: SetPoint | None = None
         if (bonus := entropy) is not None:
-            self.entropy = entropy_bonus(bonus.target, value=bonus.value, rate=bonus.rate, high=bonus.high)
+            high = bonus.value if bonus.target is None else bonus.high
+            self.entropy = entropy_bonus(bonus.target or 0.0, value=bonus.value, rate=bonus.rate, high=high)
+        self._steady = entropy is not None and entropy.target is None
         if (dual := variance) is not None:
             high = math.inf if dual.high is None else dual.high
             self.variance = variance_dual(dual.target, value=dual.value, rate=dual.rate, high=high)
 
+    def follow(self, entropy: EntropyConfig | None) -> None:
+        """Take what a schedule moves: the target of the entropy, or the coefficient of a bonus without a target."""
+        if self.entropy is None or entropy is None:
+            return
+        if entropy.target is None:
+            self.entropy.value = entropy.value
+        else:
+            self.entropy.target = entropy.target
+
     def parts(self) -> dict[str, Stateful]:
         """The coefficients that a checkpoint holds, by file name."""
-        named = {"entropy": self.entropy, "variance": self.variance}
+        named = {"entropy": None if self._steady else self.entropy, "variance": self.variance}
         return {name: point for name, point in named.items() if point is not None}
 
     def settle(self, record: Mapping[str, Any]) -> dict[str, float]:
@@ -52,6 +63,8 @@ class Controls:
                 continue
             follows, metric = METRICS[name]
             used[metric], measured = point.value, record.get(follows)
+            if name == "entropy" and self._steady:
+                continue
             point.update(math.nan if measured is None else measured)
         return used
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..configs.image_recipe import SamplerConfig
+from ..configs.schedules import recipe_at
 from ..configs.schema import AnyRecipe, MaskedRecipe, Recipe, TextRecipe
 from ..core.forward_process import levels_to_draw
 from ..core.likelihoods import Passes
@@ -132,10 +133,11 @@ def scouting_plan(recipe: Recipe, plan: Plan, own: Sequence[float] | None = None
 
 def planner(recipe: Planned, sigmas: Sequence[float]) -> Callable[[int], Plan]:
     """A function from iterations to plans, for a table of noise levels."""
-    chosen, setting = recipe.sampler.plan, setting_of(recipe, sigmas)
+    chosen, steady = recipe.sampler.plan, setting_of(recipe, sigmas)
     make = chosen.make()
 
     def plan_for(iteration: int) -> Plan:
+        setting = setting_of(recipe_at(recipe, iteration), sigmas) if recipe.schedules else steady
         try:
             plan = make(setting, iteration)
         except PartError as error:

@@ -151,8 +151,14 @@ class Task(Protocol):
         with which the loss compares, if it is not the sampling policy.
         """
 
-    def objective(self, old: Callable[[], AbstractContextManager[None]] | None) -> Objective:
-        """The loss of the recipe; `old` is a context with the policy it compares with, if that policy lags behind."""
+    controls: Controls
+    """The coefficients of the loss that move."""
+
+    def objective(self, recipe: Any, old: Callable[[], AbstractContextManager[None]] | None) -> Objective:
+        """The loss of the recipe of the run, as it is in an iteration.
+
+        `old` is a context with the policy that the loss compares with, if that policy lags behind.
+        """
 
     def rollout(
         self,
@@ -301,13 +307,13 @@ class FlowTask(PolicyTask):
         """Let scouts ask the rewards of the run."""
         self._score = score
 
-    def objective(self, old: Callable[[], AbstractContextManager[None]] | None) -> Objective:
-        """The loss of the recipe; if prompts have sizes, the losses of all sizes together."""
+    def objective(self, recipe: Recipe, old: Callable[[], AbstractContextManager[None]] | None) -> Objective:
+        """The loss of a recipe; if prompts have sizes, the losses of all sizes together."""
 
         def made(policy: FlowPolicy) -> Objective:
             elements = math.prod(policy.denoiser.probe.latent_shape)
-            setting = ObjectiveSetting(self.recipe, policy, elements, self.controls, old, self.rewards)
-            found: Objective = self.recipe.objective.make(setting, elements=elements)
+            setting = ObjectiveSetting(recipe, policy, elements, self.controls, old, self.rewards)
+            found: Objective = recipe.objective.make(setting, elements=elements)
             return found
 
         sized = self.sized

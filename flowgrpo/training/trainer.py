@@ -10,6 +10,7 @@ from typing import Any
 from accelerate import Accelerator
 from torch import Tensor
 
+from ..configs.schedules import recipe_at, values_at
 from ..configs.schema import AnyRecipe
 from ..rewards.base import RewardError
 from ..rewards.runner import RewardBatch, RewardSet
@@ -94,8 +95,8 @@ class Trainer:
         self.symptoms = symptoms_of(recipe, rewards.names, len(data.heldout))
         self.collector = Collector(recipe, task, rewards, data, self.extensions, self.processes, self.clock, lagging)
         compared = self.averages.get("compared", lagging)
-        make = partial(task.objective, compared.applied if compared else None)
-        self.objective: Objective = JoinedObjective(lambda _: make()) if self.collector.uneven else make()
+        self._compared_with = compared.applied if compared else None
+        self.objective = self._follow(0)
         self.updater = Updater(
             recipe.optimizer, task, self.objective, self.optimizer, self.averages.values(), self.processes, self.clock,
             self.stop,
@@ -108,6 +109,15 @@ class Trainer:
         if recipe.evaluate.results == "best" and data.heldout:
             lower = (recipe.evaluate.rewards or recipe.rewards)[0].weight < 0
             self.best = BestWeights(recipe.evaluate, evaluation.names[0], self.keeper, lower)
+
+    def _follow(self, iteration: int) -> Objective:
+        """Give coefficients with a schedule the values of an iteration; returns the loss with these values."""
+        recipe = recipe_at(self.recipe, iteration)
+        if recipe.schedules:
+            self.rewards.weigh([reward.weight for reward in recipe.rewards])
+            self.task.controls.follow(recipe.objective.get("entropy"))
+        make = partial(self.task.objective, recipe, self._compared_with)
+        return JoinedObjective(lambda _: make()) if self.collector.uneven else make()
 
     @property
     def shared_out(self) -> str:
@@ -247,9 +257,12 @@ class Trainer:
 
     def iterate(self, iteration: int) -> dict[str, Any]:
         """One iteration: sample, score, compare, update. Returns its metrics."""
+        if self.recipe.schedules:
+            self.objective = self.updater.objective = self._follow(iteration)
         batch, everyone, advantages = self._compared(self._sampled(iteration))
         keep = self.credit.kept(batch)
-        record = {"iteration": iteration, **reward_record(everyone)}
+        moved = {f"schedule/{key}": value for key, value in values_at(self.recipe, iteration).items()}
+        record = {"iteration": iteration, **reward_record(everyone), **moved}
         with self.clock.part("reward"):
             # A critic learns the rewards that advantages are computed from.
             scores = batch.scores if self.task.credit_model() is None else self.credit.combined(batch)

@@ -11,7 +11,7 @@ from flowgrpo.bench.interruption import contents
 from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import RecipeError, dump_recipe, load_recipe, recipe_names
 from flowgrpo.configs.yaml_text import parse_yaml
-from flowgrpo.training.folder.changing import adopt, changeable, former_ends, schedule_notes, with_changes
+from flowgrpo.training.folder.changing import adopt, changeable, former_ends, with_changes
 from flowgrpo.training.folder.run_folder import RunFolder
 from flowgrpo.training.session import Session, start
 from tests.conftest import Command
@@ -130,18 +130,6 @@ def test_the_learning_rate_goes_on_as_the_longer_schedule_says(
     assert heard.rates == pytest.approx([0.01 * share(k / 5) for k in (2, 3, 4)])  # type: ignore[operator]
     [note] = [note for note in heard.notes if "learning rate" in note]
     assert f"goes on at {0.01 * share(2 / 5):.3g}; over 2 iterations it would go on at 0." in note  # type: ignore[operator]
-
-
-def test_a_weight_that_moves_over_the_whole_run_is_said_to_jump(tmp_path: Path) -> None:
-    moved = "extensions=[{name: schedule, reward: gold_dense, start: 1.0, end: 0.5}]"
-    (tmp_path / "config.yaml").write_text(dump_recipe(load_recipe("default", [moved, "run.iterations=4"])))
-    longer = load_recipe("default", [moved, "run.iterations=8"])
-    [note] = schedule_notes(tmp_path / "config.yaml", longer, 4)
-    assert note.startswith(
-        "extension schedule moves the weight of gold_dense over 8 iterations from now on, and moved it over 4"
-    )
-    steady = load_recipe("default", [moved.replace("}]", ", over: 4}]"), "run.iterations=8"])
-    assert not list(schedule_notes(tmp_path / "config.yaml", steady, 4))
 
 
 @pytest.mark.slow

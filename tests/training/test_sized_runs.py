@@ -162,7 +162,7 @@ def test_a_prompt_gets_the_images_that_it_gets_alone(tmp_path: Path, words: list
     assert mixed.kinds == ((32, 64), None, (64, 32), (48, 48))
     assert sorted(mixed.prompt_of_sample) == sorted([0, 1, 2, 3, 4, 5] * 3)
     task.compare_with(nullcontext)
-    objective = task.objective(None)
+    objective = task.objective(task.recipe, None)
     objective.prepare(mixed)
     assert isinstance(objective, JoinedObjective)
     for own, size, part in zip(objective._each(mixed), mixed.kinds, mixed.rounds):

@@ -15,7 +15,6 @@ from .novelty import Novelty
 from .pacing import Pacing
 from .past_groups import PastGroups
 from .replay import Replay
-from .reward_schedule import RewardSchedule
 from .shaping import Shaping
 from .shuffle import Shuffle
 from .suspects import Suspects
@@ -32,7 +31,6 @@ EXTENSIONS: dict[str, type[Extension]] = {
     "uncertainty": Uncertainty,
     "replay": Replay,
     "visits": Visits,
-    "schedule": RewardSchedule,
     "contrast": Contrast,
     "coherence": Coherence,
     "difficulty": Difficulty,

@@ -144,7 +144,7 @@ def first_checkpoint(run: RunFolder) -> int:
 
 
 def schedule_notes(before: Path, recipe: AnyRecipe, iteration: int) -> Iterator[str]:
-    """Sentences on what depends on the length of the run, if the length has changed: the learning rate, a weight.
+    """A sentence on the learning rate, if it depends on the length of the run, and the length has changed.
 
     Args:
         before: the recipe before the change.
@@ -154,12 +154,6 @@ def schedule_notes(before: Path, recipe: AnyRecipe, iteration: int) -> Iterator[
     length, optimizer = _length(before), recipe.optimizer
     if length in (None, recipe.run.iterations):
         return
-    for extension in recipe.extensions:
-        if extension.short == "schedule" and extension["over"] is None:
-            yield (
-                f"extension schedule moves the weight of {extension['reward']} over {recipe.run.iterations} iterations "
-                f"from now on, and moved it over {length} before{'; so the weight may jump' if iteration else ''}"
-            )
     if optimizer.schedule in ("constant", "inverse"):
         return
     if iteration == 0:

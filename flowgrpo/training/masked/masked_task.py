@@ -51,9 +51,9 @@ class MaskedTask(PolicyTask):
         """No averages."""
         return {}
 
-    def objective(self, old: Callable[[], AbstractContextManager[None]] | None) -> Objective:
-        """The loss of the recipe."""
-        made: Objective = self.recipe.objective.make(self.recipe, self.policy, self.controls)
+    def objective(self, recipe: MaskedRecipe, old: Callable[[], AbstractContextManager[None]] | None) -> Objective:
+        """The loss of a recipe."""
+        made: Objective = recipe.objective.make(recipe, self.policy, self.controls)
         return made
 
     def rollout(

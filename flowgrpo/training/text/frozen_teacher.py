@@ -26,10 +26,11 @@ def frozen_teachers(policy: TextPolicy) -> dict[str, TextPolicy]:
     Raises:
         ValueError: there is no such model, it cannot be loaded, or its tokens are not the policy's tokens.
     """
-    loaded: dict[str, TextPolicy] = {}
+    # Two names may be two columns of one model, and its weights are held once. An objective is made anew when its
+    # coefficients have moved.
+    loaded = policy.frozen
     found: dict[str, TextPolicy] = {}
     for name, teacher in named(policy.recipe.model.teachers).items():
-        # Two names may be two columns of one model, and its weights are held once.
         found[name] = loaded[teacher.path] = loaded.get(teacher.path) or _frozen(policy, teacher.path)
     return found
 

@@ -298,6 +298,7 @@ class TextPolicy:
     Attributes:
         reference: a context with the base model.
         average: a context with the average of the weights that the objective asks for; None if it asks for none.
+        frozen: the other models that teach and are loaded, by path.
     """
 
     def __init__(self, language: LanguageModel, weights: LanguageWeights, recipe: TextRecipe) -> None:
@@ -305,6 +306,7 @@ class TextPolicy:
         self.device = next(language.model.parameters()).device
         self.reference: Callable[[], AbstractContextManager[None]] = weights.reference
         self.average: Callable[[], AbstractContextManager[None]] | None = None
+        self.frozen: dict[str, TextPolicy] = {}
         self.sampler = sampler_of(language, recipe)
 
     def sample(

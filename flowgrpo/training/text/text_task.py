@@ -56,11 +56,11 @@ class TextTask(PolicyTask):
         """The average that teaches the policy, if the recipe asks for one."""
         return {"compared": self.recipe.objective.get("ema")}
 
-    def objective(self, old: Callable[[], AbstractContextManager[None]] | None) -> Objective:
-        """The loss of the recipe."""
+    def objective(self, recipe: TextRecipe, old: Callable[[], AbstractContextManager[None]] | None) -> Objective:
+        """The loss of a recipe."""
         self.policy.average = old
-        engine = self.recipe.generation.engine
-        made: Objective = self.recipe.objective.make(self.recipe, self.policy, self.controls, engine=engine)
+        engine = recipe.generation.engine
+        made: Objective = recipe.objective.make(recipe, self.policy, self.controls, engine=engine)
         return made
 
     def rollout(
