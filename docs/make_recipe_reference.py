@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from flowgrpo.configs.coefficient_schedules import ScheduleConfig
 from flowgrpo.configs.image_recipe import TeacherConfig
 from flowgrpo.configs.key_meanings import MASKED_NOTES, NOTES, TEXT_NOTES, meaning
 from flowgrpo.configs.reward_sections import RewardConfig
@@ -123,6 +124,44 @@ scoring.
 
 Extension `shaping` adds the scores of a reward, or of one of its sub-scores, to advantages that are already normalised.
 It never changes the sign of an advantage (ASPO): a success stays better than a failure, however long it is.
+
+## Coefficients that change
+
+A number of the recipe may change over the run. Each entry of `schedules` moves one of them:
+
+```yaml
+base: flow_grpo
+name: fading
+penalties: [{name: kl, weight: 0.04}]
+sampler:
+  kernel: {name: flow_sde, eta: 0.9}
+schedules:
+  - {key: penalties.kl.weight, end: 0.0, over: 200}
+  - {key: sampler.kernel.eta, end: 0.5, over: 100, after: 50, shape: cosine}
+```
+
+Here the KL fades over 200 iterations, and the noise of the steps begins to fall after 50. These keys can change:
+
+| key | what changes |
+| --- | --- |
+| `penalties.NAME.OPTION` | the weight or another option of a penalty |
+| `objective.OPTION` | an option of the objective, such as the `weight` of a teacher (KDRL) |
+| `objective.PART.OPTION` | an option of its surrogate or its loss, such as the bounds of a clip |
+| `objective.entropy.value` | text: the coefficient of an entropy bonus without a target |
+| `objective.entropy.target` | text: the target that the coefficient of an entropy bonus follows |
+| `rewards.NAME.weight` | the weight of a reward: process rewards early, the outcome late (Atom-Searcher) |
+| `sampler.kernel.eta` | images: the noise of the stochastic steps |
+
+A value follows from the number of the iteration alone. So an interruption changes nothing, and the length of the run
+has no part in it: `over` is a number of iterations, and a longer run begins as a shorter one. The metrics have
+each value as `schedule/KEY`, and `flowgrpo plan` prints where each begins and ends. At a weight of 0 a penalty or a
+reward is still computed and reported.
+
+The learning rate has schedules of its own, `optimizer.warmup` and `optimizer.schedule`. Other keys are refused, because
+they are read once, when the run begins. A coefficient that something else moves is refused, too: bounds that
+`objective.balance` finds, the coefficient of an entropy bonus with a target, and the weight of a reward with
+`at_least`. With schedules, the objective is made anew in each iteration. So an objective from a file of yours keeps
+nothing from one iteration to the next.
 
 ## Steps from one state
 
@@ -257,6 +296,7 @@ _PLURAL = {
     str: "texts", float: "numbers", int: "whole numbers", tuple: "pairs of whole numbers", RewardConfig: "rewards",
     TeacherConfig: "teachers",
     LanguageTeacherConfig: "teachers",
+    ScheduleConfig: "schedules",
 }  # fmt: skip
 
 

@@ -231,7 +231,7 @@ def _trained(recipe: AnyRecipe) -> str:
 
 
 def _print_schedules(recipe: AnyRecipe) -> None:
-    from ..configs.schedules import schedule_lines
+    from ..configs.coefficient_schedules import schedule_lines
 
     for line in schedule_lines(recipe):
         say(line)

@@ -9,8 +9,8 @@ from pydantic import Field, field_validator
 from ..parts.choice import Choice, Of, part_field
 from ..parts.section import Section
 from ..parts.traits import differentiates, rewarded
+from .coefficient_schedules import ScheduleConfig, schedule_faults
 from .reward_sections import RewardConfig, distinct_labels, one_counts
-from .schedules import ScheduleConfig, schedule_faults
 from .sections import DataConfig, OptimizerConfig, RunConfig
 
 

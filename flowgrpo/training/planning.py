@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from ..configs.coefficient_schedules import recipe_at
 from ..configs.image_recipe import SamplerConfig
-from ..configs.schedules import recipe_at
 from ..configs.schema import AnyRecipe, MaskedRecipe, Recipe, TextRecipe
 from ..core.forward_process import levels_to_draw
 from ..core.likelihoods import Passes

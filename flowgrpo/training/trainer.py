@@ -10,7 +10,7 @@ from typing import Any
 from accelerate import Accelerator
 from torch import Tensor
 
-from ..configs.schedules import recipe_at, values_at
+from ..configs.coefficient_schedules import recipe_at, values_at
 from ..configs.schema import AnyRecipe
 from ..rewards.base import RewardError
 from ..rewards.runner import RewardBatch, RewardSet

@@ -75,6 +75,14 @@ def test_layers_that_the_model_has_not_are_refused() -> None:
         (("default",), "trains all weights, with a learning rate of 0.0001"),
         (("grpo_guard", "model.lora.rank=8"), "trains a LoRA of rank 8, alpha 32, with a learning rate of"),
         (("text",), "trains all weights, with a learning rate of 0.00035"),
+        (
+            ("flow_grpo", "schedules=[{key: penalties.kl.weight, end: 0, over: 20, after: 5}]"),
+            "penalties.kl.weight goes from 0.01 to 0, from iteration 5 on, over 20 iterations",
+        ),
+        (
+            ("text", "schedules=[{key: rewards.answer.weight, end: 2, over: 20}]"),
+            "rewards.answer.weight goes from 1 to 2, over 20 iterations",
+        ),
         (("default+flux_dev",), "trains a LoRA of rank 64, alpha 128, with a learning rate of 0.0003"),
     ],
 )

@@ -299,7 +299,7 @@ def test_a_reward_without_a_gradient_is_refused_before_the_run(
         (["rewards=[{name: proxy, unlikely: 0.5}]"], "and reward proxy has unlikely, which changes its scores; leave"),
         (["select=[{name: extremes, keep: 2}]", "rollout.group=4"], "has a gradient for every image, and select is"),
         (
-            ["extensions=[uncertainty]"],
+            ["extensions=[{name: uncertainty, reward: proxy}]"],
             "and extension uncertainty changes scores or advantages; leave the extension out",
         ),
         (["objective={name: reward_gradient, at: prediction, through: false}"], "through its own prediction alone"),

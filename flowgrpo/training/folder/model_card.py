@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from ...configs.coefficient_schedules import schedule_lines
 from ...configs.image_recipe import TeacherConfig
 from ...configs.schema import AnyRecipe, MaskedRecipe, Recipe
 from ...configs.yaml_text import Dumper
@@ -206,6 +207,8 @@ def _rows(recipe: AnyRecipe, facts: CardFacts, base: str) -> Iterable[tuple[str,
     if facts.changed:
         yield "changed in the middle", plain_line("; ".join(facts.changed))
     yield "average of the weights", "none" if optimizer.ema is None else f"decay {optimizer.ema.decay:g}"
+    if recipe.schedules:
+        yield "coefficients that change", plain_line("; ".join(schedule_lines(recipe)))
     yield "seed", str(recipe.run.seed)
     yield "training prompts", _prompts(recipe.data.train, facts.train)
     if recipe.data.heldout is not None:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from flowgrpo.configs.coefficient_schedules import recipe_at, schedule_lines, scheduled_value, values_at
 from flowgrpo.configs.load import dump_recipe, load_recipe
-from flowgrpo.configs.schedules import recipe_at, schedule_lines, scheduled_value, values_at
 
 KL = "penalties.kl.weight"
 TWO = "rewards=[{name: answer}, {name: digit_share}]"

@@ -49,7 +49,10 @@ def scheduled_value(start: float, end: float, done: float, *, shape: Shape = "li
 
 
 class ScheduleConfig(Section):
-    """A coefficient that changes over the run. Its value follows from the number of the iteration alone."""
+    """A coefficient that changes over the run, such as the weight of a process reward (Atom-Searcher, 2508.12800).
+
+    Its value follows from the number of the iteration alone.
+    """
 
     key: str = Field(
         min_length=1,
