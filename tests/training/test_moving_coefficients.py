@@ -12,6 +12,7 @@ from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.training.folder.changing import with_changes
 from flowgrpo.training.folder.run_folder import RunFolder
+from flowgrpo.training.reporting.symptoms import symptoms_of
 from flowgrpo.training.session import Session, start
 from flowgrpo.training.trainer import Trainer
 from tests.training.test_frozen_teacher import teacher  # noqa: F401
@@ -122,3 +123,11 @@ def test_neither_an_interruption_nor_a_longer_run_changes_what_moves(small_text:
     assert [{k: v for k, v in line.items() if "eval" not in k and "quick" not in k} for line in mine] == [
         {k: v for k, v in line.items() if "eval" not in k and "quick" not in k} for line in theirs
     ]
+
+
+def test_a_reward_that_a_schedule_leads_to_nothing_may_fall() -> None:
+    words = ["rewards=[{name: answer}, {name: digit_share}]", "run.iterations=9"]
+    fading = "schedules=[{key: rewards.digit_share.weight, end: 0, over: %d}]"
+    names = ["answer", "digit_share"]
+    assert set(symptoms_of(load_recipe("text", [*words, fading % 9]), names, 9).signs) == {"answer"}
+    assert set(symptoms_of(load_recipe("text", [*words, fading % 99]), names, 9).signs) == set(names)

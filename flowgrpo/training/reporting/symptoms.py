@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from ...configs.coefficient_schedules import recipe_at
 from ...configs.schema import AnyRecipe
 from ...parts.traits import compares_rewards
 
@@ -246,7 +247,9 @@ def symptoms_of(recipe: AnyRecipe, names: Sequence[str], prompts: int) -> Sympto
         names: the names under which the rewards are reported.
         prompts: held-out prompts of an evaluation.
     """
-    weights = {name: one.weight if one.at_least is None else 1.0 for one, name in zip(recipe.rewards, names)}
+    # A reward that a schedule leads to 0 may fall.
+    last = recipe_at(recipe, recipe.run.iterations).rewards
+    weights = {name: one.weight if one.at_least is None else 1.0 for one, name in zip(last, names)}
     return Symptoms(weights, prompts, compares_rewards(recipe))
 
 
