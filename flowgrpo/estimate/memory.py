@@ -142,7 +142,7 @@ def teachers_of(recipe: Recipe, model: Model) -> int:
     each = 2 if config.dtype == "bfloat16" and config.lora.compute == "base" else 4
     numbers = 0
     for teacher in config.teachers:
-        source = teacher_source(teacher)
+        source = teacher_source(teacher, config)
         if isinstance(source, StartAdapter):
             numbers += source.numbers
         elif teacher.lora is not None:

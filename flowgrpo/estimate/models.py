@@ -18,6 +18,7 @@ from ..configs.sections import LoraConfig
 from ..pipelines.architectures import Architecture, appended_tokens, architecture_of, built, latent_shape
 from ..pipelines.families import FAMILIES, Family, GuidedCalls
 from ..training.images.image_teachers import source_of
+from ..training.lora_start import base_of
 from ..training.model_paths import DTYPES, call_arguments, model_folder
 from ..training.session import lora_spec
 from ..weights.adapter_files import StartAdapter
@@ -179,17 +180,17 @@ def _encoding(family: Family, call: Mapping[str, Any], modes: tuple[bool, int | 
     return repr((family.evaluations(call, *modes), other))
 
 
-def teacher_source(teacher: TeacherConfig) -> StartAdapter | str | None:
+def teacher_source(teacher: TeacherConfig, model: ModelConfig) -> StartAdapter | str | None:
     """Where the weights of a teacher are; of a teacher that is not on this machine, its path."""
     try:
-        return source_of(teacher, "model.teachers")
+        return source_of(teacher, "model.teachers", base_of(model, fetches=False))
     except ValueError:
         return teacher.path
 
 
 def _paths(config: ModelConfig) -> list[str | None]:
     """The pipelines of the teachers; None for a teacher that has the denoiser of the run."""
-    found = map(teacher_source, config.teachers)
+    found = [teacher_source(teacher, config) for teacher in config.teachers]
     return [source if isinstance(source, str) else None for source in found]
 
 

@@ -22,7 +22,7 @@ from .extensions.extension import Extensions
 from .images.conditioning import call_parameters
 from .images.image_teachers import check_teacher_weights
 from .images.prompt_sizes import note_frames, with_own_call
-from .lora_start import with_start
+from .lora_start import check_start
 from .recipe_findings import Checked, Fault, hub_note
 from .recipe_models import check_model
 from .recipe_plans import check_plans, idle_plan_options
@@ -70,7 +70,7 @@ def check(recipe: AnyRecipe, *, reads_test: bool = False, fetches: bool = True) 
     """
     found = Checked(recipe, fetches=fetches)
     found.data = check_data(found)
-    found.attempt("model.lora.start", with_start, recipe)
+    check_start(found)
     check_model(found)
     if isinstance(recipe, Recipe):
         check_teacher_weights(found, recipe)

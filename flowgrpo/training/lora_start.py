@@ -4,25 +4,70 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..configs.schema import AnyRecipe
-from ..weights.adapter_files import read_start
+from ..configs.image_recipe import ModelConfig
+from ..configs.schema import AnyRecipe, Recipe
+from ..weights.adapter_files import StartAdapter, read_start
 from ..weights.lora import EVERY_LAYER
+from ..weights.lora_conversion import BasePipeline
+from .model_paths import embedded_pipeline
+from .recipe_findings import Checked, Fault
 
 if TYPE_CHECKING:
     # This imports the libraries of models, and a recipe is checked without them.
     from ..weights.trained import TrainedWeights
 
 
-def with_start(recipe: AnyRecipe) -> AnyRecipe:
+KEY = "model.lora.start"
+
+
+def base_of(model: ModelConfig, fetches: bool = True) -> BasePipeline:
+    """The pipeline of a model, for LoRAs with the names of another tool.
+
+    Args:
+        model: of the recipe.
+        fetches: whether the index of a hub id may be downloaded.
+    """
+    path = str(embedded_pipeline()) if model.path == "scenes" else model.path
+    return BasePipeline(path, model.pipeline, fetches)
+
+
+def _start_of(recipe: AnyRecipe, path: str, fetches: bool = True) -> StartAdapter:
+    return read_start(path, base_of(recipe.model, fetches) if isinstance(recipe, Recipe) else None)
+
+
+def check_start(found: Checked) -> None:
+    """Check the LoRA of `model.lora.start`, and note what of it a run leaves out. Nothing is downloaded."""
+    path = found.recipe.model.lora.start
+    if path is not None and found.attempt(KEY, with_start, found.recipe, False) is not None:
+        note_left_out(found, KEY, _start_of(found.recipe, path, False))
+
+
+def note_left_out(found: Checked, key: str, start: StartAdapter) -> None:
+    """Note the LoRAs of text encoders in a file, which a run leaves out."""
+    if start.left_out:
+        text = (
+            f"{key}: {', '.join(map(str, start.files))} also adapts {', '.join(start.left_out)}. The run leaves this "
+            "out, so the model before training is not quite the one that the file makes elsewhere"
+        )
+        found.findings.append(Fault("note", text, key))
+
+
+def with_start(recipe: AnyRecipe, fetches: bool = True) -> AnyRecipe:
     """The recipe with the rank, the scale and the layers of its `model.lora.start`; the same recipe if it has none.
 
+    Args:
+        recipe: the recipe.
+        fetches: whether the index of a pipeline of the hub may be downloaded. It is needed if the LoRA has the names
+            of another tool.
+
     Raises:
+        UnreadBase: the class of the pipeline is not known on this machine, and is needed.
         ValueError: the LoRA cannot be read, or the recipe asks for another rank, alpha or layers.
     """
     lora = recipe.model.lora
     if lora.start is None:
         return recipe
-    start = read_start(lora.start)
+    start = _start_of(recipe, lora.start, fetches)
     found = {"rank": start.rank, "alpha": start.alpha}
     wrong = [
         f"model.lora.{key} is {getattr(lora, key):g}, and {lora.start} has {value:g}; write {key}: {value:g}, or leave "
@@ -51,4 +96,4 @@ def begin(weights: TrainedWeights, recipe: AnyRecipe) -> None:
         ValueError: the LoRA cannot be read, or does not fit the model.
     """
     if recipe.model.lora.start is not None:
-        weights.start_from(read_start(recipe.model.lora.start))
+        weights.start_from(_start_of(recipe, recipe.model.lora.start))

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from ..configs.schema import AnyRecipe
 from ..rewards.base import MissingDependency
 from ..weights.adapter_files import MissingAdapter
+from ..weights.lora_conversion import UnreadBase
 from .data import Data, MissingPrompts
 from .prompts.hub_sets import NotFetched
 
@@ -80,7 +81,7 @@ class Checked:
         """The result of a check; None if the check failed, and then its fault is added to the findings."""
         try:
             return check(*given)
-        except NotFetched as error:
+        except (NotFetched, UnreadBase) as error:
             self.findings.append(Fault("unknown", str(error), key))
         except (MissingDependency, MissingPrompts, MissingAdapter) as error:
             self.findings.append(Fault("needed", str(error), key))

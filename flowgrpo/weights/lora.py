@@ -104,13 +104,20 @@ def target_layers(key: str, module: nn.Module, spec: LoraSpec) -> list[str]:
     absent = [target for target, names in hits.items() if not names]
     if absent and (spec.targets is not None or len(absent) == len(wanted)):
         endings = sorted({_ending(name) for name in linear})
-        missing = "as the projections of attention usually are" if spec.targets is None else ", ".join(absent)
+        missing = "as the projections of attention usually are" if spec.targets is None else _first(absent)
         raise NoSuchLayer(
             f"{label} has no linear layer named {missing}; model.lora.targets can name "
-            f"{', '.join(endings) or 'nothing: it has no linear layer'}"
+            f"{', '.join(endings) or 'nothing: it has no linear layer'}. If the layers come from model.lora.start, use "
+            "a LoRA of this model"
         )
     chosen = {name for names in hits.values() for name in names}
     return [name for name in linear if name in chosen]
+
+
+def _first(names: list[str], most: int = 3) -> str:
+    """The first names of a list; a LoRA of another model lacks hundreds."""
+    more = len(names) - most
+    return ", ".join(names) if more <= 0 else f"{', '.join(names[:most])} and {more} more"
 
 
 def is_linear(part: nn.Module) -> bool:

@@ -220,12 +220,12 @@ def test_what_has_no_effect_is_refused(plain: Path, words: str, said: str) -> No
 
 
 CASES: dict[str, tuple[Any, dict[str, str], str]] = {
-    "kohya": ({"lora_unet_a.lora_down.weight": torch.ones(2, 6)}, {}, "is not a LoRA .*save_lora_weights"),
+    "kohya": ({"lora_unet_a.lora_down.weight": torch.ones(2, 6)}, {}, "is no name of a LoRA of a language model"),
     "half": ({"transformer.a.lora_A.weight": torch.ones(2, 6)}, {}, "lacks pairs of lora_A and lora_B"),
     "text encoder": (tensors() | tensors(prefix="text_encoder."), {}, "is not a LoRA of linear layers of one denoiser"),
-    "DoRA": (tensors() | {"transformer.a.to_q.lora_magnitude_vector": torch.ones(5)}, {}, "it has .*magnitude"),
-    "ranks": (tensors() | {k: v for k, v in tensors(3).items() if ".b." in k}, {}, "layers have the ranks 2, 3"),
-    "scales": (tensors(), {"lora_adapter_metadata": '{"transformer.alpha_pattern": {"a": 2}}'}, "has alpha_pattern"),
+    "DoRA": (tensors() | {"transformer.a.to_q.lora_magnitude_vector": torch.ones(5)}, {}, "is a DoRA .*magnitude"),
+    "shapes": (tensors() | {"transformer.a.to_q.lora_B.weight": torch.ones(5, 3)}, {}, "and no rank"),
+    "scales": (tensors(), {"lora_adapter_metadata": '{"transformer.alpha_pattern": {"(a+)+": 2}}'}, "only whole names"),
     "alpha": (tensors(), {"lora_adapter_metadata": '{"transformer.lora_alpha": "NaN"}'}, "not a number above 0"),
     "deep": (tensors(), {"lora_adapter_metadata": "[" * 100_000}, "levels deep"),
 }
@@ -272,7 +272,9 @@ def test_without_a_word_on_alpha_the_scale_is_one(tmp_path: Path) -> None:
     found = read_start(str(tmp_path))
     assert (found.alpha, found.layers) == (7.0, ("a.to_q", "b.to_q"))
     (tmp_path / "adapter_config.json").write_text('{"r": 3, "lora_alpha": 7, "use_rslora": true}')
-    with pytest.raises(ValueError, match="has use_rslora"):
+    assert read_start(str(tmp_path)).alpha == pytest.approx(7 * 3**0.5)
+    (tmp_path / "adapter_config.json").write_text('{"r": 3, "lora_alpha": 7, "use_dora": true}')
+    with pytest.raises(ValueError, match="has use_dora"):
         read_start(str(tmp_path))
 
 

@@ -10,8 +10,10 @@ from ...configs.schema import Recipe
 from ...intake.links import check_links
 from ...weights.adapter_files import StartAdapter, read_start
 from ...weights.borrowing import replaced
+from ...weights.lora_conversion import BasePipeline
 from ...weights.pipeline_folders import INDEX
 from ...weights.whole_teachers import check_whole_teacher, load_whole_teacher
+from ..lora_start import base_of, note_left_out
 from ..model_paths import DTYPES, embedded_pipeline, looks_local
 from ..recipe_findings import Checked, Fault, hub_note
 from ..teachers import named
@@ -26,12 +28,13 @@ PIPELINE, LORA = "pipeline", "lora"
 """The results of runs of images, in their folders."""
 
 
-def source_of(teacher: TeacherConfig, place: str) -> StartAdapter | str | None:
+def source_of(teacher: TeacherConfig, place: str, base: BasePipeline) -> StartAdapter | str | None:
     """Where the weights of a teacher are.
 
     Args:
         teacher: the teacher.
         place: its key in the recipe.
+        base: the pipeline of the run.
 
     Returns:
         A LoRA, the folder or hub id of a pipeline, or None for the model that training begins from.
@@ -40,21 +43,21 @@ def source_of(teacher: TeacherConfig, place: str) -> StartAdapter | str | None:
         ValueError: there is no LoRA, or no pipeline.
     """
     if teacher.path is not None:
-        return _whole_or_lora(teacher.path, f"{place}.path")
+        return _whole_or_lora(teacher.path, f"{place}.path", base)
     if teacher.lora is None:
         return None
     if _is_run(Path(teacher.lora)) and (Path(teacher.lora) / PIPELINE).is_dir():
         raise ValueError(
             f"{place}.lora {teacher.lora} is a run that trained all weights; write path: {teacher.lora} in its place"
         )
-    return read_start(teacher.lora)
+    return read_start(teacher.lora, base)
 
 
 def _is_run(folder: Path) -> bool:
     return (folder / "config.yaml").is_file()
 
 
-def _whole_or_lora(path: str, place: str) -> StartAdapter | str:
+def _whole_or_lora(path: str, place: str, base: BasePipeline) -> StartAdapter | str:
     folder = Path(path)
     if path == "scenes":
         return str(embedded_pipeline())
@@ -63,7 +66,7 @@ def _whole_or_lora(path: str, place: str) -> StartAdapter | str:
         if (folder / PIPELINE / INDEX).is_file():
             return str(folder / PIPELINE)
         if (folder / LORA).is_dir():
-            return read_start(path)
+            return read_start(path, base)
         raise ValueError(
             f"{place} {path} is a run without the folder {PIPELINE} or {LORA}: it is not finished, or it is no run of "
             f"images. Write a checkpoint with `flowgrpo export {path} --checkpoint latest --out FOLDER`, and give "
@@ -80,13 +83,19 @@ def _whole_or_lora(path: str, place: str) -> StartAdapter | str:
     return path
 
 
+def _checked_source(teacher: TeacherConfig, place: str, model: ModelConfig) -> StartAdapter | str | None:
+    return source_of(teacher, place, base_of(model, fetches=False))
+
+
 def check_teacher_weights(found: Checked, recipe: Recipe) -> None:
     """Check the files of the teachers of a recipe, after its model."""
     student = Path(found.folder) if Path(found.folder, INDEX).is_file() and "model" not in found.faulty else None
     for number, teacher in enumerate(recipe.model.teachers):
         place = f"model.teachers.{number}"
         key = place if teacher.is_own else f"{place}.{'lora' if teacher.path is None else 'path'}"
-        source = found.attempt(key, source_of, teacher, place)
+        source = found.attempt(key, _checked_source, teacher, place, recipe.model)
+        if isinstance(source, StartAdapter):
+            note_left_out(found, key, source)
         if isinstance(source, StartAdapter) and recipe.model.train == "full":
             text = f"{key} {teacher.path} is a run of a LoRA, and {LORA_TEACHERS}"
             found.findings.append(Fault("fault", text, key))
@@ -107,7 +116,7 @@ def add_teachers(weights: TrainedWeights, model: ModelConfig) -> None:
     loaded: dict[str, dict[str, nn.Module]] = {}
     for number, (name, teacher) in enumerate(named(model.teachers).items()):
         place = f"model.teachers.{number}"
-        source = source_of(teacher, place)
+        source = source_of(teacher, place, base_of(model))
         if isinstance(source, StartAdapter):
             weights.add_teacher(name, source, model.lora.compute)
         elif source is not None:
