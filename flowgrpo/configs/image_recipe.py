@@ -53,7 +53,7 @@ class TeacherConfig(Section):
     lora: str | None = Field(
         None,
         min_length=1,
-        description="A LoRA of the model: a `.safetensors` file or a folder of diffusers or peft, or a finished run. "
+        description="A LoRA of the model: a `.safetensors` file or a folder as in `lora.start`, or a finished run. "
         "By default the teacher is the model that training begins from.",
     )
     path: str | None = Field(

@@ -22,15 +22,16 @@ class LoraConfig(Section):
     targets: list[str] | None = Field(
         None,
         min_length=1,
-        description="Linear layers, by the ends of their names; by default the attention projections. `[all-linear]` "
-        "are all linear layers.",
+        description="Linear layers, by the ends of their names, or by their whole names after `^`; by default the "
+        "attention projections. `[all-linear]` are all linear layers.",
     )
     init: Literal["gaussian", "default"] = "gaussian"
     start: str | None = Field(
         None,
         min_length=1,
-        description="A LoRA to begin with: a `.safetensors` file or a folder of diffusers or peft, or a finished run. "
-        "`rank`, `alpha` and `targets` are the LoRA's own. Penalties compare with the model with this LoRA.",
+        description="A LoRA to begin with: a `.safetensors` file of diffusers, peft, ComfyUI, kohya's scripts and "
+        "others, a folder with such a file, or a finished run. `rank`, `alpha` and `targets` are the LoRA's own. "
+        "Penalties compare with the model with this LoRA.",
     )
     compute: Literal["base", "float32"] = Field(
         "base",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ..configs.image_recipe import ModelConfig
 from ..configs.schema import AnyRecipe, Recipe
 from ..weights.adapter_files import StartAdapter, read_start
-from ..weights.lora import EVERY_LAYER
+from ..weights.lora import EVERY_LAYER, names_layer
 from ..weights.lora_conversion import BasePipeline
 from .model_paths import embedded_pipeline
 from .recipe_findings import Checked, Fault
@@ -76,7 +76,7 @@ def with_start(recipe: AnyRecipe, fetches: bool = True) -> AnyRecipe:
         if key in lora.model_fields_set and getattr(lora, key) != value
     ]
     if lora.targets not in (None, [*EVERY_LAYER]) and "targets" in lora.model_fields_set:
-        outside = [name for name in start.layers if not any(f".{name}".endswith(f".{end}") for end in lora.targets)]
+        outside = [name for name in start.layers if not any(names_layer(end, name) for end in lora.targets)]
         if outside:
             wrong.append(
                 f"model.lora.targets does not name {outside[0]}, which {lora.start} adapts; leave targets out to take "
@@ -84,9 +84,14 @@ def with_start(recipe: AnyRecipe, fetches: bool = True) -> AnyRecipe:
             )
     if wrong:
         raise ValueError("\n".join(wrong))
-    taken = {**found, "targets": list(lora.targets or start.layers)}
+    taken = {**found, "targets": list(lora.targets or map(_whole_name, start.layers))}
     model = recipe.model.model_copy(update={"lora": lora.model_copy(update=taken)})
     return recipe.model_copy(update={"model": model})
+
+
+def _whole_name(layer: str) -> str:
+    """A target that names this layer alone. A layer outside the blocks may be the end of the name of others."""
+    return layer if any(part.isdigit() for part in layer.split(".")) else f"^{layer}"
 
 
 def begin(weights: TrainedWeights, recipe: AnyRecipe) -> None:

@@ -42,6 +42,8 @@ def put_adapters(
                 r=spec.rank,
                 lora_alpha=spec.alpha,
                 target_modules=targets[key],
+                # peft takes a name for an ending too: FLUX has a layer `proj_out`, and one in each single block.
+                exclude_modules=_only_by_ending(module, targets[key]) or None,
                 init_lora_weights="gaussian" if spec.init == "gaussian" else True,
                 lora_dropout=spec.dropout,
                 fan_in_fan_out=all(is_transposed(module.get_submodule(name)) for name in targets[key]),
@@ -53,6 +55,13 @@ def put_adapters(
         for parameter in layer.parameters():
             if parameter.requires_grad:
                 parameter.data = parameter.data.to(dtype)
+
+
+def _only_by_ending(module: nn.Module, targets: list[str]) -> list[str]:
+    """Names of layers that end with a target, and are none."""
+    chosen = set(targets)
+    short = [f".{name}" for name in targets if not any(part.isdigit() for part in name.split("."))]
+    return [name for name, _ in module.named_modules() if name not in chosen and name.endswith(tuple(short))]
 
 
 def _adapt(module: Any, config: LoraConfig, name: str) -> None:

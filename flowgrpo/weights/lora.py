@@ -9,7 +9,15 @@ from typing import Literal
 import torch
 from torch import nn
 
-__all__ = ["ATTENTION_PROJECTIONS", "EVERY_LAYER", "LoraSpec", "NoSuchLayer", "computing_dtype", "target_layers"]
+__all__ = [
+    "ATTENTION_PROJECTIONS",
+    "EVERY_LAYER",
+    "LoraSpec",
+    "NoSuchLayer",
+    "computing_dtype",
+    "names_layer",
+    "target_layers",
+]
 
 
 ATTENTION_PROJECTIONS = (
@@ -41,7 +49,7 @@ class LoraSpec:
     Attributes:
         rank: inner dimension of A `[rank, in]` and B `[out, rank]`, at least 1.
         alpha: numerator of the scale, positive.
-        targets: endings of the names of the linear layers to adapt; None adapts all layers in
+        targets: endings of the names of the linear layers to adapt, or whole names after `^`; None adapts all layers in
             `ATTENTION_PROJECTIONS` that the module has, and `EVERY_LAYER` all linear layers, by peft's name for them.
         init: "gaussian" draws A from N(0, 1/rank²), "default" is peft's Kaiming-uniform A. B is zero in both,
             so an untrained adapter changes nothing.
@@ -100,7 +108,7 @@ def target_layers(key: str, module: nn.Module, spec: LoraSpec) -> list[str]:
     if spec.targets == EVERY_LAYER and linear:
         return linear
     wanted = spec.targets or ATTENTION_PROJECTIONS
-    hits = {target: [name for name in linear if f".{name}".endswith(f".{target}")] for target in wanted}
+    hits = {target: [name for name in linear if names_layer(target, name)] for target in wanted}
     absent = [target for target, names in hits.items() if not names]
     if absent and (spec.targets is not None or len(absent) == len(wanted)):
         endings = sorted({_ending(name) for name in linear})
@@ -112,6 +120,11 @@ def target_layers(key: str, module: nn.Module, spec: LoraSpec) -> list[str]:
         )
     chosen = {name for names in hits.values() for name in names}
     return [name for name in linear if name in chosen]
+
+
+def names_layer(target: str, name: str) -> bool:
+    """Whether a target names a layer: by the end of its name, or with `^` in front by its whole name."""
+    return name == target[1:] if target.startswith("^") else f".{name}".endswith(f".{target}")
 
 
 def _first(names: list[str], most: int = 3) -> str:

@@ -47,6 +47,8 @@ _KINDS = {
     "lora_embedding": "a LoRA of embeddings",
 }
 """Parts of names that only files of other adapters have."""
+_ENDLESS = re.compile(r"\d{5}")
+"""Some conversions count up to the greatest number in a name."""
 _SAME = 1e-4
 """How far the squared size of all changes may move by rounding, as a share."""
 
@@ -154,6 +156,8 @@ def converted(file: Path, state: dict[str, Tensor], base: BasePipeline | None) -
         raise ValueError(
             f"{file} has names of another tool, and diffusers converts none for {base.path} ({name}); {_SAVE}"
         )
+    if endless := next(filter(_ENDLESS.search, state), None):
+        raise ValueError(f"{file} has {endless!r:.200}, with a number that no layer has; get the file again")
     given = _squared(file, state)
     if not math.isfinite(given):
         raise ValueError(f"{file} has numbers that are not finite; get the file again")

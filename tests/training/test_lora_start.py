@@ -191,7 +191,7 @@ def test_rank_alpha_and_layers_are_the_loras_own(plain: Path) -> None:
     assert read_start(str(plain.parent)) == found
     recipe = with_start(load_recipe("flow_grpo", [lora(plain)]))
     own = recipe.model.lora
-    assert (own.rank, own.alpha, own.targets) == (2, 4.0, ["a.to_q", "b.to_q"])
+    assert (own.rank, own.alpha, own.targets) == (2, 4.0, ["^a.to_q", "^b.to_q"])
     assert with_start(recipe) == recipe
     same = [f"model.lora={{start: '{plain}', rank: 2, alpha: 4, targets: [to_q]}}"]
     assert with_start(load_recipe("flow_grpo", same)).model.lora.targets == ["to_q"]

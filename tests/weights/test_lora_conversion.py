@@ -12,7 +12,10 @@ from peft import LoraConfig
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from flowgrpo.configs.load import load_recipe
 from flowgrpo.pipelines.conformance.conform import TINY
+from flowgrpo.training.lora_start import with_start
+from flowgrpo.training.session import lora_spec
 from flowgrpo.weights.adapter_files import read_start
 from flowgrpo.weights.adapters import adapter_layers
 from flowgrpo.weights.lora import LoraSpec
@@ -171,6 +174,28 @@ def test_a_scale_does_not_round_numbers_of_16_bits(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_layer_whose_name_ends_other_names_is_adapted_alone(tmp_path: Path) -> None:
+    pipe = TINY["FluxPipeline"].fresh()
+    layers = ["proj_out", "transformer_blocks.0.attn.to_q"]
+    state = {}
+    for layer in layers:
+        linear = pipe.transformer.get_submodule(layer)
+        state[f"transformer.{layer}.lora_A.weight"] = numbers(4, linear.in_features)
+        state[f"transformer.{layer}.lora_B.weight"] = numbers(linear.out_features, 4)
+    file = written(tmp_path, state)
+    recipe = with_start(load_recipe("flow_grpo", [f"model.lora={{start: '{file}'}}"]))
+    assert recipe.model.lora.targets == ["^proj_out", layers[1]]
+    weights = TrainedWeights.lora(pipe, lora_spec(recipe.model.lora), seed=1)
+    weights.start_from(read_start(str(file)))
+    assert list(changes(weights.modules)) == layers[::-1]
+    weights.add_teacher("one", read_start(str(file)))
+    weights.save(tmp_path / "lora")
+    plain = TINY["FluxPipeline"].fresh()
+    plain.load_lora_weights(tmp_path / "lora")
+    assert changes({"": plain.transformer}).keys() == set(layers)
+
+
+@pytest.mark.slow
 def test_patterns_of_ranks_and_alphas_are_read_as_peft_means_them(tmp_path: Path) -> None:
     module = TINY["FluxPipeline"].fresh().transformer
     patterns = {
@@ -236,6 +261,7 @@ REFUSED: dict[str, tuple[str, dict[str, Tensor], str]] = {
         pair("lora_unet_double_blocks_0_img_attn_proj") | pair("lora_unet_double_blocks_0_new_layer"),
         "leaves out a part",
     ),
+    "endless": ("WanPipeline", pair(f"diffusion_model.blocks.{10**12}.self_attn.q"), "a number that no layer has"),
     "half": ("FluxPipeline", {key: value for key, value in FLUX_PAIR.items() if "up" in key}, "lacks pairs"),
     "infinite": ("FluxPipeline", {key: value * float("inf") for key, value in FLUX_PAIR.items()}, "not finite"),
     "alpha": (
