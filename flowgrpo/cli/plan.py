@@ -77,6 +77,7 @@ def plan(
     if as_yaml:
         return say(dump_recipe(recipe).rstrip("\n"))
     checked = _checked(recipe, source)
+    recipe = checked.recipe = _as_trained(recipe)
     # The estimate has words of its own for too few prompts.
     if gpus is not None and gpus <= recipe.rollout.prompts:
         check_ranks(recipe, gpus)
@@ -134,6 +135,17 @@ def _checked(recipe: AnyRecipe, source: str | None) -> Checked:
     if checked.texts("fault", "needed"):
         checked.require()
     return checked
+
+
+def _as_trained(recipe: AnyRecipe) -> AnyRecipe:
+    """The recipe with the rank and the layers of its `model.lora.start`; as it is, if they are not known here."""
+    from ..training.lora_start import with_start
+    from ..weights.lora_conversion import UnreadBase
+
+    try:
+        return with_start(recipe, fetches=False)
+    except UnreadBase:
+        return recipe
 
 
 def _prompts_seen(against: str | None) -> tuple[str, list[PromptRow]] | None:

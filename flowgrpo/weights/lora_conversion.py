@@ -149,7 +149,7 @@ def converted(file: Path, state: dict[str, Tensor], base: BasePipeline | None) -
             f"{file} has {next(iter(state))!r}, which is no name of a LoRA of a language model; give a LoRA that "
             "`save_pretrained` of peft has written"
         )
-    kind, settings = _reader(base)
+    kind, settings = _reader(file, base)
     name = getattr(kind, "__name__", "a class of its own")
     reads: Any = getattr(kind, "lora_state_dict", None)
     if reads is None:
@@ -191,7 +191,7 @@ def converted(file: Path, state: dict[str, Tensor], base: BasePipeline | None) -
 _SAVE = "load it with its own tool, and save it in the names of diffusers"
 
 
-def _reader(base: BasePipeline) -> tuple[type | None, dict[str, Any]]:
+def _reader(file: Path, base: BasePipeline) -> tuple[type | None, dict[str, Any]]:
     """The class of a pipeline, and what its conversion of names must be told."""
     folder = Path(base.path)
     if folder.is_dir():
@@ -199,11 +199,11 @@ def _reader(base: BasePipeline) -> tuple[type | None, dict[str, Any]]:
         unet = folder / "unet" / "config.json"
         config = read_json_object(unet) if unet.is_file() else None
     else:
-        kind, config = _hub_reader(base)
+        kind, config = _hub_reader(file, base)
     return kind, {} if config is None else {"unet_config": SimpleNamespace(**config)}
 
 
-def _hub_reader(base: BasePipeline) -> tuple[type | None, dict[str, Any] | None]:
+def _hub_reader(file: Path, base: BasePipeline) -> tuple[type | None, dict[str, Any] | None]:
     from diffusers import DiffusionPipeline, UNet2DConditionModel
 
     only = {"local_files_only": not base.fetches}
@@ -214,7 +214,9 @@ def _hub_reader(base: BasePipeline) -> tuple[type | None, dict[str, Any] | None]
                 UNet2DConditionModel.load_config(base.path, subfolder="unet", **only) if "unet" in index else None
             )
     except ValueError as error:
-        raise UnreadBase(f"a LoRA of another tool is read with the class of its pipeline, and {error}") from None
+        raise UnreadBase(
+            f"{file} has names of another tool, which the class of the pipeline converts, and {error}"
+        ) from None
     name = base.chosen or index.get("_class_name")
     if not isinstance(name, str):
         return None, config

@@ -4,7 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from flowgrpo.cli.app import app
@@ -67,6 +69,19 @@ def test_a_model_without_known_shapes_has_its_counts_and_no_estimate():
 def test_layers_that_the_model_has_not_are_refused() -> None:
     with pytest.raises(ValueError, match=r"has no linear layer named nope; model.lora.targets can name add_k_proj, "):
         plan("mixgrpo_flash_guard", "--gpu", "4090", *SMALL, "model.lora.targets=[nope]")
+
+
+def test_the_plan_counts_the_lora_of_the_start(tmp_path: Path) -> None:
+    def planned(layer: str, width: int) -> str:
+        a, b = torch.ones(3, width), torch.ones(width, 3)
+        state = {f"transformer.{layer}.lora_A.weight": a, f"transformer.{layer}.lora_B.weight": b}
+        save_file(state, tmp_path / "x.safetensors")
+        start = f"model.lora={{start: '{tmp_path / 'x.safetensors'}'}}"
+        return plan("mixgrpo_flash_guard", "--gpu", "4090", *SMALL, "model.train=lora", start)
+
+    assert "trains a LoRA of rank 3, alpha 3," in planned("transformer_blocks.0.attn.to_q", 128)
+    with pytest.raises(ValueError, match=r"has no linear layer named transformer_blocks\.0\.attn\.query; .*start"):
+        planned("transformer_blocks.0.attn.query", 128)
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,20 @@ def adapter_file(folder: Path, name: str = NAME, rank: int = 3, alpha: float = 1
     return folder / "pytorch_lora_weights.safetensors"
 
 
+def file_of_kohya(file: Path) -> Path:
+    """A LoRA in the names of sd-scripts, of two ranks and with two scales."""
+    state = {}
+    width = TINY[NAME].fresh().transformer.get_submodule("transformer_blocks.0.attn.to_out.0").in_features
+    noise = torch.Generator().manual_seed(3)
+    for rank, part in ((3, "img"), (5, "txt")):
+        stem = f"lora_unet_double_blocks_0_{part}_attn_proj"
+        state[f"{stem}.lora_down.weight"] = torch.randn(rank, width, generator=noise) * 0.3
+        state[f"{stem}.lora_up.weight"] = torch.randn(width, rank, generator=noise) * 0.3
+        state[f"{stem}.alpha"] = torch.tensor(4.0)
+    save_file(state, file)
+    return file
+
+
 def lora(path: Path) -> str:
     return f"model.lora={{start: '{path}'}}"
 
@@ -104,7 +118,7 @@ def test_the_reference_is_the_model_with_the_lora(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["file", "folder", "run"])
+@pytest.mark.parametrize("form", ["file", "folder", "run", "kohya"])
 def test_plain_diffusers_makes_the_pictures_before_and_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
@@ -113,6 +127,8 @@ def test_plain_diffusers_makes_the_pictures_before_and_after(
         (tmp_path / "first").mkdir()
         source = trained(NAME, tmp_path / "first", "lora", "run.iterations=1")
         file = source / "lora" / "pytorch_lora_weights.safetensors"
+    elif form == "kohya":
+        source = file = file_of_kohya(tmp_path / "x.safetensors")
     else:
         file = adapter_file(tmp_path / "start")
         source = file if form == "file" else file.parent
@@ -122,11 +138,10 @@ def test_plain_diffusers_makes_the_pictures_before_and_after(
     for iteration, adapter in ((0, file), (2, run / "lora")):
         pipe = DiffusionPipeline.from_pretrained(tmp_path / "second" / "pipeline")
         pipe.set_progress_bar_config(disable=True)
-        prefix = None if not any(key.startswith("transformer.") for key in load_file(file)) else "transformer"
-        if adapter == file and prefix is None:
+        if adapter == file and form in ("file", "folder"):
             pipe.transformer.load_lora_adapter(file.parent, weight_name=file.name, prefix=None)
         else:
-            pipe.load_lora_weights(adapter.parent if adapter == file else adapter)
+            pipe.load_lora_weights(adapter)
         record = evaluations(run, iteration)[0]
         found = picture(pipe, record["prompt"], record["noise"], shape)
         own = evaluations_picture(run, record)

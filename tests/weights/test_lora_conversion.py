@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers import DiffusionPipeline
 from peft import LoraConfig
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -287,10 +288,14 @@ def test_what_is_no_plain_lora_of_the_model_is_refused(tmp_path: Path, case: str
         read_start(str(written(tmp_path, state)), index(tmp_path, name))
 
 
-def test_a_pipeline_of_the_hub_that_is_not_here_is_unknown(tmp_path: Path) -> None:
+def test_a_pipeline_of_the_hub_that_is_not_here_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = written(tmp_path, FLUX_PAIR)
     with pytest.raises(UnreadBase, match="nobody/nothing"):
         read_start(str(file), BasePipeline("nobody/nothing", fetches=False))
+    indices = {"nobody/nothing": {"_class_name": "FluxPipeline"}}
+    monkeypatch.setattr(DiffusionPipeline, "load_config", lambda path, **given: indices[path])
+    found = read_start(str(file), BasePipeline("nobody/nothing"))
+    assert found.layers == ("transformer_blocks.0.attn.to_out.0",)
     # Names of diffusers need no class.
     file = written(tmp_path, pair("transformer.a.to_q", "lora_A", "lora_B"))
     assert read_start(str(file), BasePipeline("nobody/nothing", fetches=False)).layers == ("a.to_q",)
