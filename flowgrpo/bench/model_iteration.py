@@ -10,12 +10,13 @@ from accelerate import Accelerator
 
 from ..configs.schema import AnyRecipe, MaskedRecipe, Recipe, TextRecipe
 from ..estimate.estimates import Estimate, estimate
-from ..pipelines.acceleration import quantize
 from ..pipelines.random_weights import random_pipeline
 from ..training.folder.run_folder import RunFolder
 from ..training.model_paths import DTYPES, call_arguments, model_folder
 from ..training.planning import forecast
 from ..training.session import Session
+from ..weights.quantized import quantize
+from ..weights.trained import trainable_modules
 from .measures import Report, Silent, flow_task
 from .text_iteration import masked_iteration, text_iteration
 from .timed_iterations import TimedIterations, checked_but_for_the_model, estimated_peaks, where
@@ -66,7 +67,9 @@ def image_iteration(recipe: Recipe, folder: Path, report: Report, repeats: int) 
     path = model_folder(recipe.model.path)
     pipe = random_pipeline(path, call_arguments(path, recipe.model.call), DTYPES[recipe.model.dtype], device)
     if recipe.model.quantize is not None:
-        quantize(pipe, recipe.model.quantize)
+        for module in trainable_modules(pipe).values():
+            quantize(module, recipe.model.quantize)
+        pipe.to(device)
     session = Session(recipe, RunFolder.create(folder, ""), checked_but_for_the_model(recipe), pipe)
     trainer = session.trainer(Silent())
     counted = sum(p.numel() for part in trainer.task.weights.modules.values() for p in part.parameters())

@@ -13,7 +13,7 @@ from ..parts.section import Section
 from ..parts.traits import measured_distance, saying
 from .base_recipe import BaseRecipe
 from .rollouts import RolloutConfig, rollout_faults
-from .sections import PROMPT, EmaConfig, HeldOutConfig, LoraConfig, check_teachers_named, named_once
+from .sections import PROMPT, EmaConfig, HeldOutConfig, LoraConfig, check_quantized, check_teachers_named, named_once
 
 
 def _are_compared_with(recipe: Any, model: ModelConfig) -> list[str]:
@@ -172,8 +172,10 @@ class ModelConfig(Section):
         description="Attention backend of diffusers (native, flash, …); by default diffusers chooses.",
     )
     compile: bool = Field(False, description="`torch.compile` the denoiser's repeated blocks.")
-    quantize: Literal["float8", "int8"] | None = Field(
-        None, description="LoRA: keep the frozen denoiser's linear weights in 8 bits, through torchao."
+    quantize: Literal["float8", "int8", "nf4"] | None = Field(
+        None,
+        description="LoRA: keep the frozen denoiser's linear weights in 8 bits, through torchao, or in 4 bits with "
+        "`nf4` (QLoRA), through bitsandbytes.",
     )
 
     @field_validator("teachers")
@@ -188,10 +190,7 @@ class ModelConfig(Section):
         for place, teacher in enumerate(self.teachers):
             if teacher.lora is not None and self.train == "full":
                 raise ValueError(f"teachers.{place}.lora is {teacher.lora}, and {LORA_TEACHERS}")
-        if self.quantize is not None and self.train == "full":
-            raise ValueError("quantize needs frozen weights, and train: full trains them; use train: lora")
-        if self.quantize is not None and self.dtype != "bfloat16":
-            raise ValueError(f"quantize computes in bfloat16, and dtype is {self.dtype}; write dtype: bfloat16")
+        check_quantized(self.quantize, self.train, self.dtype)
         if "text_encoders" in self.offload and self.release_text_encoders:
             raise ValueError(
                 "release_text_encoders frees the text encoders once the prompts of the run are encoded, and offload "

@@ -127,6 +127,7 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "save_total_limit": ("run.keep",),
     "load_in_8bit": ("model.quantize",),
     "load_in_4bit": ("model.quantize",),
+    "bnb_4bit_quant_type": ("model.quantize",),
     "quantization_config": ("model.quantize",),
     "sde_window_size": ("sampler.plan.window.size",),
     "eval_freq": ("evaluate.every",),

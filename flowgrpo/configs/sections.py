@@ -54,6 +54,18 @@ class LoraConfig(Section):
             )
 
 
+def check_quantized(kind: str | None, train: str, dtype: str) -> None:
+    """Check that weights in fewer bits are frozen, and computed in bfloat16.
+
+    Raises:
+        ValueError: they are trained, or computed in another type.
+    """
+    if kind is not None and train == "full":
+        raise ValueError("quantize needs frozen weights, and train: full trains them; use train: lora")
+    if kind is not None and dtype != "bfloat16":
+        raise ValueError(f"quantize computes in bfloat16, and dtype is {dtype}; write dtype: bfloat16")
+
+
 def check_teachers_named(names: list[str | None]) -> None:
     """Check that prompts can tell teachers apart by their names. A single teacher need not have one.
 

@@ -12,7 +12,7 @@ from ..parts.needs import unmet
 from ..parts.section import Section
 from .base_recipe import BaseRecipe
 from .rollouts import TextRolloutConfig, rollout_faults
-from .sections import HeldOutConfig, LoraConfig, TextDataConfig, check_teachers_named
+from .sections import HeldOutConfig, LoraConfig, TextDataConfig, check_quantized, check_teachers_named
 from .shown_pictures import pictures_are_shown
 
 
@@ -46,10 +46,21 @@ class TextModelConfig(ChatConfig):
     attention: Literal["eager", "sdpa", "flash_attention_2"] | None = Field(
         None, description="Attention implementation of transformers; by default transformers chooses."
     )
+    quantize: Literal["float8", "int8", "nf4"] | None = Field(
+        None,
+        description="LoRA: keep the frozen linear weights but those of the output layer in 8 bits, through torchao, or "
+        "in 4 bits with `nf4` (QLoRA), through bitsandbytes.",
+    )
 
     @model_validator(mode="after")
     def _start_is_trained(self) -> TextModelConfig:
         self.lora.check_trained(self.train)
+        check_quantized(self.quantize, self.train, self.dtype)
+        if self.quantize is not None and self.path == "arithmetic:untrained":
+            raise ValueError(
+                "quantize keeps the weights of a trained model in fewer bits, and arithmetic:untrained draws new "
+                "weights; leave quantize out"
+            )
         return self
 
 
@@ -195,6 +206,15 @@ class TextRecipe(BaseRecipe):
         default_factory=list, description="Each is added to the loss of tokens, times its `weight`."
     )
     evaluate: TextEvaluateConfig = TextEvaluateConfig()
+
+    @model_validator(mode="after")
+    def _weights_for_the_engine(self) -> TextRecipe:
+        if self.model.quantize is not None and self.generation.engine == "vllm":
+            raise ValueError(
+                f"generation.engine vllm gets whole weights, and model.quantize {self.model.quantize} keeps them in "
+                "fewer bits; write generation.engine: transformers, or leave model.quantize out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _geometry(self) -> TextRecipe:

@@ -40,6 +40,7 @@ ROWS = (
         "a longer prompt is refused, or left out with generation.long_prompts: drop; it is not cut",
     ),
 )
+QUANTISED = "model.quantize nf4 is 4-bit NormalFloat with scales in 8 bits, and computes in model.dtype"
 CLIENT = "a server of your own is not asked to sample here; generation.engine: vllm starts vLLM in the run"
 MISSING = (
     Missing("repetition_penalty", (1,), "sampling and scoring use the same distribution here; leave it out"),
@@ -60,8 +61,6 @@ MISSING = (
     ),
     Missing("model_init_kwargs", (), "write model.dtype and model.attention, as far as they are about these"),
     Missing("model_revision", ("main",), "download this revision, and give its folder as model.path"),
-    Missing("load_in_4bit", (), "weights are not quantised here: model.dtype bfloat16 takes 2 bytes a weight"),
-    Missing("load_in_8bit", (), "weights are not quantised here: model.dtype bfloat16 takes 2 bytes a weight"),
     Missing("use_dora", (), "an adapter is a plain LoRA here"),
     Missing("lora_modules_to_save", (), "an adapter is a plain LoRA here"),
     Missing("lora_target_parameters", (), "an adapter is on linear layers here"),
@@ -165,8 +164,8 @@ IDLE = {
     "vespo_*": "the loss of this file does not read it",
     "lora_*": "all weights are trained",
     "use_rslora": "all weights are trained",
-    "bnb_*": "weights are not quantised",
-    "use_bnb_nested_quant": "weights are not quantised",
+    "bnb_*": QUANTISED,
+    "use_bnb_nested_quant": QUANTISED,
     "dataset_streaming": "prompt files are read whole",
     "streaming": "prompt files are read whole",
     "dataset_num_proc": "prompt files are read whole",

@@ -47,9 +47,31 @@ def model_settings(conversion: Conversion) -> None:
         conversion.carry("system_prompt", "model.system", said, "a key of open-r1")
     if not settings.flag("use_peft"):
         conversion.carry("use_peft", "model.train", "full")
+        if quantised := [key for key in ("load_in_4bit", "load_in_8bit") if settings.flag(key)]:
+            conversion.lose(quantised, "quantised weights are frozen, and all weights are trained; train a LoRA")
+        conversion.used("load_in_4bit", "load_in_8bit")
         return
     conversion.carry("use_peft", "model.train", "lora")
+    _fewer_bits(conversion, dtype)
     _adapter(conversion)
+
+
+def _fewer_bits(conversion: Conversion, dtype: str) -> None:
+    """Quantised weights under a LoRA."""
+    settings = conversion.settings
+    kind, key = ("nf4", "load_in_4bit") if settings.flag("load_in_4bit") else ("int8", "load_in_8bit")
+    conversion.used("load_in_4bit", "load_in_8bit")
+    if not settings.flag(key):
+        return
+    if dtype != "bfloat16":
+        conversion.lose(key, f"model.quantize {kind} computes in bfloat16, and the file has {dtype}; write both keys")
+    elif kind == "nf4" and settings.text("bnb_4bit_quant_type") not in (None, "nf4"):
+        conversion.lose([key, "bnb_4bit_quant_type"], "write model.quantize: nf4; there are no other types of 4 bits")
+    elif settings.flag("use_vllm"):
+        conversion.lose(key, "vLLM gets whole weights; write generation.engine: transformers, then model.quantize: nf4")
+    else:
+        note = "weights alone have 8 bits here, a scale for each row" if kind == "int8" else "QLoRA"
+        conversion.carry(key, "model.quantize", kind, note)
 
 
 def _adapter(conversion: Conversion) -> None:

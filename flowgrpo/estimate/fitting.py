@@ -24,6 +24,7 @@ AWAY: Sequence[Mapping[str, Any]] = (
 ROUNDED: Mapping[str, Mapping[str, Any]] = {
     "in bfloat16": {"model.dtype": "bfloat16"},
     "with a base in 8 bits": {"model.dtype": "bfloat16", "model.quantize": "int8"},
+    "with a base in 4 bits": {"model.dtype": "bfloat16", "model.quantize": "nf4"},
 }
 """What makes a frozen base smaller, and rounds its predictions, the least rounding first."""
 
@@ -55,12 +56,13 @@ def crowded_lines(recipe: Recipe, found: Estimate, estimated: Callable[[Recipe],
             "model.train: lora and a learning rate for a LoRA"
         ]
     for how, settings in ROUNDED.items():
-        if found.sharding == "fsdp2" and "model.quantize" in settings:
+        kind = settings.get("model.quantize")
+        if (found.sharding == "fsdp2" and kind) or (recipe.model.quantize is not None and kind != "nf4"):
             continue
         new = {
             key: value for key, value in settings.items() if getattr(recipe.model, key.removeprefix("model.")) != value
         }
-        if new and recipe.model.quantize is None and (ways := ways_to_fit(with_keys(recipe, new), estimated)):
+        if new and (ways := ways_to_fit(with_keys(recipe, new), estimated)):
             ways = [Way((*map(_word, new.items()), *way.words), way.found) for way in ways]
             return [f"{much}; it fits {how}, which rounds its predictions, with", *_listed(ways)]
     cut = "share the frozen weights out among GPUs with --gpus N --sharding fsdp2, or "

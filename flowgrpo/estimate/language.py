@@ -22,7 +22,7 @@ from ..core.categorical import relative_logits
 from ..core.distillation import coarse_divergence
 from ..text.key_value_cache import cache_of, state_bytes
 from ..text.masked_model import MaskedLanguageModel
-from ..text.model import LanguageModel, LanguageWeights
+from ..text.model import LanguageModel, LanguageWeights, linear_layers
 from ..text.model_folder import load_processor
 from ..text.prompt_batch import positions_of
 from ..text.sampling import logits_kept
@@ -34,6 +34,7 @@ from ..training.session import lora_spec
 from ..training.teachers import language_teacher
 from ..training.text.self_teacher import likeliest
 from ..training.text.whole_answers import compares
+from ..weights.quantized import saved_bytes
 from .estimates import GIB, GPUS, Gpu, memory_lines
 from .footprint import Attention, FlopTally, GroupedProduct, LiveBytes
 from .known_models import shapes_of
@@ -67,6 +68,7 @@ class TextEstimate:
         levers: keys of the recipe with which less is sampled at once, and less is scored at once.
         sampled, share: number of completions that a GPU samples at once, and in an iteration; 0 if this is no choice.
         width: tokens of the longest prompt with the longest completion; 0 if `rollout.tokens` says nothing.
+        packs: whether the frozen weights could be in 4 bits, and are not.
     """
 
     gpu: Gpu
@@ -81,6 +83,7 @@ class TextEstimate:
     sampled: int = 0
     share: int = 0
     width: int = 0
+    packs: bool = False
 
     @property
     def peak(self) -> int:
@@ -108,7 +111,7 @@ def estimate_text(recipe: TextRecipe, rows: Sequence[PromptRow], gpu: str = "h10
     found = _longest(recipe, path, rows)
     prompt = min(found or generation.max_prompt_tokens, generation.max_prompt_tokens)
     language = _language(recipe, path)
-    size = sum(tensor.numel() * tensor.element_size() for tensor in held(language.model))
+    size = model_bytes(recipe, language)
     weights = trained_part(recipe, language)
     groups, alone = _scored_together(recipe, prompt, gpus)
     computing = [p for p in language.model.parameters() if p.requires_grad and p.dtype != torch.float32]
@@ -130,6 +133,7 @@ def estimate_text(recipe: TextRecipe, rows: Sequence[PromptRow], gpu: str = "h10
         sampled=together,
         share=completions,
         width=prompt + generation.max_tokens,
+        packs=could_pack(recipe),
     )
 
 
@@ -204,8 +208,9 @@ def _mends(found: TextEstimate) -> list[str]:
     rest, room = sum(found.resting.values()), found.gpu.gib * GIB
     if rest > room:
         full = found.resting["LoRA"] == 0
+        fewer = "model.dtype: bfloat16 with model.quantize: nf4, or " if found.packs else ""
         return [
-            f"the weights and their copies take {rest / GIB:.0f} GiB at any batch: use a smaller model"
+            f"the weights and their copies take {rest / GIB:.0f} GiB at any batch: use {fewer}a smaller model"
             + (", or model.train: lora with a learning rate for a LoRA" if full else "")
             + (", or serve rendered on another card" if RENDERING in found.passing else "")
         ]
@@ -258,6 +263,18 @@ def _teachers(recipe: TextRecipe) -> dict[str, int]:
 def held(model: nn.Module) -> list[Tensor]:
     """The weights and the buffers of a model."""
     return [*model.parameters(), *model.buffers()]
+
+
+def could_pack(recipe: TextRecipe | MaskedRecipe) -> bool:
+    """Whether the frozen weights of a recipe could be in 4 bits, and are not."""
+    return recipe.model.train == "lora" and recipe.model.quantize != "nf4"
+
+
+def model_bytes(recipe: TextRecipe | MaskedRecipe, language: LanguageModel | MaskedLanguageModel) -> int:
+    """Bytes of a model on `meta`, as a run of the recipe loads it; call it before the model has an adapter."""
+    whole = sum(tensor.numel() * tensor.element_size() for tensor in held(language.model))
+    kind = recipe.model.quantize
+    return whole if kind is None else whole - saved_bytes(language.model, kind, linear_layers(language.model))
 
 
 def trained_part(recipe: TextRecipe | MaskedRecipe, language: LanguageModel | MaskedLanguageModel) -> LanguageWeights:

@@ -24,7 +24,7 @@ from ..training.text.whole_answers import compares
 from .estimates import GPUS
 from .footprint import LiveBytes
 from .known_models import masked_shapes_of
-from .language import MEASURED, TextEstimate, held, on_meta, refuse_cards, trained_part
+from .language import MEASURED, TextEstimate, could_pack, model_bytes, on_meta, refuse_cards, trained_part
 from .memory import Shares, at_rest
 
 DRAWING = 24
@@ -50,7 +50,7 @@ def estimate_masked(recipe: MaskedRecipe, rows: Sequence[PromptRow], gpu: str = 
     found = _longest(recipe, path, rows)
     prompt = min(found or generation.max_prompt_tokens, generation.max_prompt_tokens)
     language = _language(recipe, path)
-    size = sum(tensor.numel() * tensor.element_size() for tensor in held(language.model))
+    size = model_bytes(recipe, language)
     weights = trained_part(recipe, language)
     computing = [p for p in language.model.parameters() if p.requires_grad and p.dtype != torch.float32]
     trained, rounded = sum(p.numel() for p in weights.parameters()), sum(p.numel() for p in computing)
@@ -73,6 +73,7 @@ def estimate_masked(recipe: MaskedRecipe, rows: Sequence[PromptRow], gpu: str = 
             "training": _training(recipe, language, together // each, each, prompt),
         },
         levers=("rollout.chunk or rollout.batch", "rollout.batch"),
+        packs=could_pack(recipe),
     )
 
 

@@ -23,6 +23,7 @@ from ..training.model_paths import DTYPES, call_arguments, model_folder
 from ..training.session import lora_spec
 from ..weights.adapter_files import StartAdapter
 from ..weights.blocks import repeated_blocks
+from ..weights.quantized import Quantized, saved_bytes
 from ..weights.trained import TrainedWeights
 from .footprint import Decoding, Footprint, decoding, footprint
 
@@ -119,10 +120,9 @@ def model_of(
     beside = _beside(family, architecture, call, shown)
     adapter = config.lora.model_dump_json() if config.train == "lora" else None
     tokens = family.tokens(call) + int(architecture.inputs.get("read_tokens", 0))
-    quantized = config.quantize is not None
 
     def denoiser_with(beside: tuple[tuple[str, int], ...]) -> _Denoiser:
-        return _denoiser(path, config.pipeline, config.dtype, adapter, latent, tokens, beside, quantized)
+        return _denoiser(path, config.pipeline, config.dtype, adapter, latent, tokens, beside, config.quantize)
 
     denoiser = denoiser_with(beside)
     vae, decoder = _decoder(path, config.dtype, latent, differentiates)
@@ -202,8 +202,8 @@ def _whole(
     tokens: int,
     beside: tuple[tuple[str, int], ...],
 ) -> _Denoiser:
-    """The denoiser of a whole teacher, never in 8 bits; as large as the run's own if its shapes are not known."""
-    rest = config.pipeline, config.dtype, None, latent, tokens, beside, False
+    """The denoiser of a whole teacher, never quantised; as large as the run's own if its shapes are not known."""
+    rest = config.pipeline, config.dtype, None, latent, tokens, beside, None
     try:
         fits = (
             architecture_of(teacher, config.pipeline).denoiser[0] == architecture_of(path, config.pipeline).denoiser[0]
@@ -242,14 +242,15 @@ def _denoiser(
     latent: tuple[int, ...],
     tokens: int,
     beside: tuple[tuple[str, int], ...],
-    quantized: bool,
+    quantized: Quantized | None,
 ) -> _Denoiser:
     """The denoiser of a pipeline on `meta`, trained with a LoRA (`adapter`, as JSON) or, without one, in full."""
     architecture = architecture_of(path, pipeline)
     name, config = architecture.denoiser
     dtype = DTYPES[dtype_name]
     module = built(name, config, dtype)
-    size, modules = _bytes(module) - (_saved_by_quantizing(module) if quantized else 0), {"transformer": module}
+    saved = 0 if quantized is None else saved_bytes(module, quantized)
+    size, modules = _bytes(module) - saved, {"transformer": module}
     pipe: Any = SimpleNamespace(components=modules)
     settings: Any = {**module.config, **architecture.inputs, **dict(beside)}  # type: ignore[dict-item]
     with torch.device("meta"):
@@ -279,12 +280,6 @@ def _denoiser(
 
 def _numbers(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
-
-
-def _saved_by_quantizing(module: nn.Module) -> int:
-    """Bytes that are saved if linear weights have 8 bits and a float32 scale for each row."""
-    linear = [part.weight for part in module.modules() if isinstance(part, nn.Linear)]
-    return sum(w.numel() * (w.element_size() - 1) - 4 * len(w) for w in linear)
 
 
 @cache

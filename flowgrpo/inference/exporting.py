@@ -67,11 +67,11 @@ def export_weights(model: str, out: Path, *, checkpoint: str | None = None, merg
     else:
         number = int(find_checkpoint(model, checkpoint).name.removeprefix("iter-"))
     source: str | None = None
+    if merge:
+        recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"quantize": None})})
     if not isinstance(recipe, Recipe):
         weights: Any = open_weights(model, recipe, checkpoint=checkpoint)
     else:
-        if merge:
-            recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"quantize": None})})
         opened = open_images(model, with_share(recipe, 1.0), checkpoint=checkpoint)
         weights, source = opened.weights, opened.folder
     if merge:

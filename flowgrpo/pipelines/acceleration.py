@@ -1,5 +1,4 @@
-"""Make the denoiser's calls cheaper without a change to the method: attention kernels, compiled blocks, frozen weights
-in fewer bits.
+"""Make the denoiser's calls cheaper without a change to the method: attention kernels and compiled blocks.
 
 Libraries do the work. The functions here choose among what the libraries have, and refuse what cannot work.
 """
@@ -7,64 +6,19 @@ Libraries do the work. The functions here choose among what the libraries have, 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from ..weights.blocks import repeated_blocks
-from ..weights.pipeline_folders import DENOISERS
 from ..weights.trained import trainable_modules
 
-__all__ = ["Quantized", "compile_blocks", "quantization", "quantize", "use_attention"]
+__all__ = ["compile_blocks", "use_attention"]
 
-Quantized = Literal["float8", "int8"]
-_CONFIGS: Mapping[str, str] = {"float8": "Float8WeightOnlyConfig", "int8": "Int8WeightOnlyConfig"}
 # Window positions, trees and incomplete batches lead to calls of many sizes, and each size has a graph of its own.
 _GRAPHS = 64
-
-
-def quantization(kind: Quantized) -> Any:
-    """Configuration with which `from_pretrained` loads the denoisers, their linear weights in 8 bits by torchao.
-
-    Predictions are computed in the pipeline's dtype. `TrainedWeights.lora` trains adapters on top of the 8-bit weights.
-
-    Args:
-        kind: `float8` (e4m3, a scale per row) or `int8` (symmetric, a scale per row).
-
-    Returns:
-        A `diffusers.PipelineQuantizationConfig`.
-
-    Raises:
-        ValueError: torchao is not installed, or is too old.
-    """
-    chosen = _torchao(kind)
-    from diffusers import PipelineQuantizationConfig, TorchAoConfig
-
-    return PipelineQuantizationConfig(quant_mapping={name: TorchAoConfig(chosen) for name in DENOISERS})
-
-
-def quantize(pipe: Any, kind: Quantized) -> None:
-    """Put the linear weights of loaded denoisers into 8 bits, in place. Raises the errors of `quantization`."""
-    chosen = _torchao(kind)
-    from torchao.quantization import quantize_
-
-    for module in trainable_modules(pipe).values():
-        quantize_(module, chosen)
-
-
-def _torchao(kind: Quantized) -> Any:
-    try:
-        import torchao.quantization
-
-        return getattr(torchao.quantization, _CONFIGS[kind])()
-    except (ImportError, AttributeError) as error:
-        raise ValueError(
-            f"model.quantize {kind} needs torchao 0.15 or newer ({error}); pip install 'torchao>=0.15', or leave "
-            "model.quantize out"
-        ) from None
 
 
 def use_attention(pipe: Any, backend: str) -> None:

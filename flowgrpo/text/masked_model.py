@@ -14,8 +14,11 @@ from torch import Tensor, nn
 
 from ..core.completion_blocks import open_block, seen_in_blocks
 from ..weights.pipeline_folders import from_hub
+from ..weights.quantized import Quantized
+from ..weights.quantized import quantize as put_in_fewer_bits
 from .chat_templates import answer_end, template_ids, turn_end, uses_template, without_template
 from .diffusion_models import DIFFUSION_TYPES, check_block, model_class, tokenizer_class, type_of
+from .model import linear_layers
 from .model_folder import check_language_folder, load_whole
 from .positions import room_of
 
@@ -210,6 +213,7 @@ def load_masked_model(
     system: str | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
     block: int | None = None,
+    quantize: Quantized | None = None,
 ) -> MaskedLanguageModel:
     """Load a folder or hub id of transformers, in evaluation mode, because dropout makes log-probs irreproducible.
 
@@ -223,6 +227,7 @@ def load_masked_model(
         system: a system message; needs a chat template.
         chat_template_kwargs: values for further variables of the chat template.
         block: tokens of a block; only for a model that writes block after block, and needed for it.
+        quantize: as for `load_language_model`.
 
     Raises:
         ValueError: a file of the folder is missing or damaged, there is no mask token or no end token, a chat template
@@ -241,6 +246,8 @@ def load_masked_model(
         model = load_whole(AutoModelForMaskedLM if kind is None else model_class(kind), path, dtype=dtype, **options)
         tokens = AutoTokenizer if kind is None else tokenizer_class(kind)
         tokenizer = tokens.from_pretrained(path, trust_remote_code=False)
+    if quantize is not None:
+        put_in_fewer_bits(model, quantize, linear_layers(model))
     if tokenizer.mask_token_id is None and getattr(model.config, "mask_token_id", None) is None:
         raise ValueError(f"the tokenizer of {path} has no mask token; give it one and save it")
     values = dict(chat_template_kwargs or {})

@@ -17,6 +17,8 @@ from ..weights.adapters import ADAPTER
 from ..weights.lora import EVERY_LAYER, LoraSpec, is_linear, is_transposed
 from ..weights.merging import merged_weight, refuse_shared
 from ..weights.pipeline_folders import from_hub
+from ..weights.quantized import Quantized, is_packed
+from ..weights.quantized import quantize as put_in_fewer_bits
 from ..weights.saving import ADAPTER_FILE, PEFT_PREFIX, put_adapter, save_adapter
 from ..weights.trained import TrainedWeights
 from .chat_templates import answer_end, conversation, template_ids, uses_template, without_template
@@ -195,6 +197,7 @@ def load_language_model(
     system: str | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
     pictures: bool = False,
+    quantize: Quantized | None = None,
 ) -> LanguageModel:
     """Load a folder or hub id of transformers, in evaluation mode, because dropout makes log-probs irreproducible.
 
@@ -206,6 +209,8 @@ def load_language_model(
         system: a system message; needs a chat template.
         chat_template_kwargs: values for further variables of the chat template, such as `enable_thinking`.
         pictures: whether prompts show pictures to the model.
+        quantize: fewer bits for the linear layers that a LoRA adapts by default, see `quantized.quantize`. With `nf4`
+            the model must then be moved to its device.
 
     Raises:
         ValueError: if a file of the folder is missing or damaged, weights are missing, the model needs code of its own,
@@ -227,6 +232,8 @@ def load_language_model(
             tokenizer = processor.tokenizer
         else:
             tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    if quantize is not None:
+        put_in_fewer_bits(model, quantize, linear_layers(model))
     values = dict(chat_template_kwargs or {})
     chats = uses_template(tokenizer, path, chat, system, values)
     return LanguageModel(model, tokenizer, system, chats, values, processor)
@@ -369,7 +376,7 @@ def _decoder_of(model: Any) -> nn.Module:
 
 def _is_a_product(layer: Any) -> bool:
     """Whether a layer gives a tensor of its size: a router of experts may give scores and choices."""
-    if type(layer).forward is nn.Linear.forward or is_transposed(layer):
+    if type(layer).forward is nn.Linear.forward or is_transposed(layer) or is_packed(layer):
         return True
     with torch.no_grad():
         found = layer(layer.weight.new_zeros(1, layer.in_features))

@@ -28,7 +28,7 @@ from .folder.leftovers import RESULTS
 
 if TYPE_CHECKING:
     # This imports the libraries of models, and a recipe is checked without them.
-    from ..pipelines.acceleration import Quantized
+    from ..weights.quantized import Quantized
 
 MASKED = "arithmetic:masked"
 UNTRAINED = "arithmetic:untrained"
@@ -166,6 +166,7 @@ def loading_options(model: Any) -> dict[str, Any]:
         "chat": model.chat,
         "system": model.system,
         "chat_template_kwargs": model.chat_template_kwargs,
+        "quantize": model.quantize,
         **({"block": model.block} if isinstance(model, MaskedModelConfig) else {}),
         **({"pictures": model.pictures} if isinstance(model, LanguageModelConfig) else {}),
     }
@@ -252,21 +253,28 @@ def recommended_arguments(path: str) -> dict[str, Any]:
 
 
 def load_pipeline(path: str, dtype: torch.dtype, quantize: Quantized | None = None, pipeline: str | None = None) -> Any:
-    """Load a diffusers pipeline in `dtype`; with `quantize`, the linear weights of its denoisers are loaded in 8 bits.
+    """Load a diffusers pipeline in `dtype`; with `quantize`, the linear weights of its denoisers have fewer bits.
+
+    They have 8 bits at once, and 4 bits when the pipeline is moved to a device.
 
     `pipeline` is the class that loads it, if it is not the class that the folder names. Components that the folder
     leaves out are passed as None, as diffusers asks.
     """
     from diffusers import DiffusionPipeline
 
-    from ..pipelines.acceleration import quantization
     from ..weights.precision import in_dtype
+    from ..weights.quantized import loading_arguments
+    from ..weights.quantized import quantize as put_in_fewer_bits
+    from ..weights.trained import trainable_modules
 
     check_folder(path, "images", pipeline=pipeline)
     kind: Any = DiffusionPipeline if pipeline is None else named_pipeline(pipeline, "the pipeline is ")
-    fewer = {} if quantize is None else {"quantization_config": quantization(quantize)}
+    fewer = loading_arguments(quantize)
     with from_hub(path):
         pipe = kind.from_pretrained(path, **in_dtype(dtype), **left_out(path), **fewer)
+    if quantize is not None and not fewer:
+        for module in trainable_modules(pipe).values():
+            put_in_fewer_bits(module, quantize)
     pipe.set_progress_bar_config(disable=True)
     vae = getattr(pipe, "vae", None)
     if isinstance(vae, torch.nn.Module) and not any(p.ndim == 5 for p in vae.parameters()):

@@ -9,6 +9,8 @@ from typing import Literal
 import torch
 from torch import nn
 
+from .quantized import computes_in
+
 __all__ = [
     "ATTENTION_PROJECTIONS",
     "EVERY_LAYER",
@@ -161,7 +163,7 @@ def computing_dtype(layer: nn.Module, spec: LoraSpec) -> torch.dtype:
             f"peft would adapt a {type(base).__name__} because of the names of its layers, and a LoRA of it is not "
             "supported; name other layers with model.lora.targets"
         )
-    dtype: torch.dtype = base.weight.dtype
+    dtype = computes_in(base)
     return dtype if spec.compute == "base" and dtype == torch.bfloat16 else torch.float32
 
 

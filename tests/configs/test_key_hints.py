@@ -36,6 +36,8 @@ def said(override: str, source: str = "default") -> str:
         ("optimizer.use_8bit_adam=true", "the optimizer is AdamW, and there is no other"),
         ("lora_dropout=0.1", "there is no dropout"),
         ("model.load_in_8bit=true", "did you mean model.quantize?"),
+        ("model.load_in_4bit=true", "did you mean model.quantize?"),
+        ("model.bnb_4bit_quant_type=nf4", "did you mean model.quantize?"),
         ("sampler.sde_window_size=2", "did you mean sampler.plan.window.size?"),
         ("run.logging_steps=1", "has a line for every iteration"),
         ("evaluate.rewards=[]", "is too short; write 1 or more entries, or null for the rewards of the training"),
@@ -63,7 +65,7 @@ def test_a_section_has_no_name_and_other_keys_may_stand_outside() -> None:
 
 def test_a_key_of_another_task_is_told_so() -> None:
     assert "recipes with task text or masked have it" in said("generation.max_tokens=3")
-    assert "recipes with task images have it; known keys: system" in said("model.quantize=float8", "text")
+    assert "recipes with task images have it; known keys: system" in said("model.compile=true", "text")
     # The name of another tool leads to the key that the recipe's own task has.
     assert "did you mean generation.max_tokens?" in said("max_new_tokens=3", "text")
     assert "did you mean generation.tokens?" in said("max_new_tokens=3", "masked")

@@ -115,6 +115,17 @@ def test_a_large_base_may_have_8_bits() -> None:
     assert all(line.lstrip(" or").startswith("model.quantize=int8 ") for line in ways)
 
 
+def test_a_larger_base_may_have_4_bits() -> None:
+    flux = ["model.path=black-forest-labs/FLUX.1-dev", SIZE]
+    _, (head, *ways) = lines_of(20.0, *flux)
+    assert head.endswith("; it fits with a base in 4 bits, which rounds its predictions, with")
+    assert all(line.lstrip(" or").startswith("model.quantize=nf4 ") for line in ways)
+    _, eight = lines_of(20.0, *flux, "model.quantize=int8")
+    assert eight == [head, *ways]
+    _, [line] = lines_of(6.0, *flux, "model.quantize=nf4")
+    assert "smaller batches do not help" in line
+
+
 def test_a_base_in_float32_may_have_bfloat16() -> None:
     """float32 is the default of `model.dtype`."""
     _, (head, *ways) = lines_of(24.0, "model.dtype=float32")

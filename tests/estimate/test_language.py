@@ -17,7 +17,7 @@ from flowgrpo.estimate.estimates import GIB
 from flowgrpo.estimate.known_models import known_config
 from flowgrpo.estimate.language import estimate_text, scoring_flops, text_table
 from flowgrpo.estimate.memory import at_once
-from flowgrpo.text.model import LanguageModel, LanguageWeights, load_language_model
+from flowgrpo.text.model import LanguageModel, LanguageWeights, linear_layers, load_language_model
 from flowgrpo.text.sampling import Sampled
 from flowgrpo.text.scoring import completion_statistics
 from flowgrpo.training.data import PromptRow, read_prompts
@@ -274,6 +274,21 @@ def test_a_model_of_seven_billion_parameters_does_not_fit_into_24_gb() -> None:
     assert "for training, a smaller rollout.tokens" in text_table(none)[-1]
     full = estimate_text(recipe(model, *words, "model.train=full"), [], "4090")
     assert "GiB at any batch: use a smaller model, or model.train: lora" in text_table(full)[-1]
+
+
+def test_a_large_base_may_have_4_bits(folder: Path) -> None:
+    """All weights but those of the output layer and the embeddings."""
+    lora = "model.train=lora", "model.dtype=bfloat16"
+    plain, packed = (estimate_text(recipe(folder, *lora, *more), []) for more in ((), ("model.quantize=nf4",)))
+    small = replace(plain, gpu=replace(plain.gpu, gib=1e-3))
+    advice = "GiB at any batch: use model.dtype: bfloat16 with model.quantize: nf4, or a smaller model"
+    assert advice in text_table(small)[-1]
+    assert "nf4" not in text_table(replace(packed, gpu=small.gpu))[-1]
+    model = load_language_model(str(folder)).model
+    numbers = [model.get_submodule(name).weight.numel() for name in linear_layers(model)]
+    left = sum(-(-n // 2) + (scales := -(-n // 64)) + 4 * -(-scales // 256) for n in numbers)
+    assert plain.resting.pop("model") - packed.resting.pop("model") == 2 * sum(numbers) - left > 0
+    assert plain.resting == packed.resting
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
 from torch import nn
 
-from flowgrpo.pipelines.acceleration import compile_blocks, quantization, use_attention
+from flowgrpo.pipelines.acceleration import compile_blocks, use_attention
 from flowgrpo.pipelines.denoiser import Denoiser
 from flowgrpo.weights.trained import TrainedWeights
 from tests.pipelines.trained import SPEC, output, perturb, prediction
@@ -107,9 +106,3 @@ def test_a_model_without_repeated_blocks_is_not_compiled() -> None:
 
     with pytest.raises(ValueError, match=r"Single \(transformer\) has no repeated blocks"):
         compile_blocks(Pipe())
-
-
-def test_quantised_weights_without_their_library_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torchao.quantization", None)
-    with pytest.raises(ValueError, match=r"model.quantize float8 needs torchao .* pip install"):
-        quantization("float8")

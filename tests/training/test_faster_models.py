@@ -25,16 +25,19 @@ def _exact(records: list[dict]) -> bool:
     return bool(stepped) and all(stats["log_ratio_mean"] == 0 == stats["log_ratio_var"] for stats in stepped)
 
 
-@pytest.mark.parametrize("kind", ["float8", "int8"])
+LIBRARIES = {"float8": "torchao.utils", "int8": "torchao.utils", "nf4": "bitsandbytes"}
+
+
+@pytest.mark.parametrize("kind", LIBRARIES)
 def test_a_quantised_base_trains_and_its_lora_loads_on_the_plain_pipeline(
     kind: str, small: list[str], tmp_path: Path, random_pipeline: Path
 ) -> None:
-    tensors = pytest.importorskip("torchao.utils")
+    library = pytest.importorskip(LIBRARIES[kind])
     words = [*small, "model.dtype=bfloat16", f"model.quantize={kind}", "run.iterations=2"]
     trainer = session.start(load_image_recipe("mixgrpo_flash_guard", words), tmp_path / "run").trainer(Silent())
     transformer = flow_task(trainer).policy.denoiser.pipe.transformer
     weight = transformer.transformer_blocks[0].attn.to_q.base_layer.weight
-    assert isinstance(weight, tensors.TorchAOBaseTensor)
+    assert isinstance(weight, library.nn.Params4bit if kind == "nf4" else library.TorchAOBaseTensor)
     assert not weight.requires_grad
     trainer.train()
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
@@ -65,7 +68,7 @@ def test_a_backend_of_another_model_is_refused_before_anything_is_sampled(small:
     [
         (["model.quantize=float8"], "dtype: bfloat16"),
         (["model.quantize=float8", "model.dtype=bfloat16", "model.train=full"], "train: lora"),
-        (["model.quantize=int4"], "float8"),
+        (["model.quantize=int4"], "nf4"),
     ],
 )
 def test_quantised_weights_are_frozen_and_computed_in_bfloat16(words: list[str], said: str) -> None:

@@ -38,7 +38,8 @@ def frozen_teachers(policy: TextPolicy) -> dict[str, TextPolicy]:
 def _frozen(policy: TextPolicy, path: str) -> TextPolicy:
     from ...text.model import load_language_model
 
-    language = load_language_model(language_teacher(path), **loading_options(policy.recipe.model))
+    options = {**loading_options(policy.recipe.model), "quantize": None}
+    language = load_language_model(language_teacher(path), **options)
     _require_same_tokens(policy.language, language, path)
     _require_room(policy, language, path)
     language.model.requires_grad_(False).to(policy.device)
