@@ -21,7 +21,6 @@ ROWS = (
     PlainRow("num_checkpoint_limit", "run.keep", "whole"),
 )
 MISSING = (
-    Missing("train.use_8bit_adam", (), "AdamW keeps its averages in float32 here; the averages of a LoRA are small"),
     Missing("sample.kl_reward", (0,), "write a penalty in place of a reward: penalties.kl.weight"),
     Missing("train.sft", (0,), "no supervised loss is mixed in here"),
     Missing("pretrained.revision", ("main",), "download this revision, and give its folder as model.path"),

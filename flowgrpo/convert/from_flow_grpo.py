@@ -254,6 +254,9 @@ def _comparison(conversion: Conversion, script: Script) -> None:
     betas = [settings.number("train.adam_beta1"), settings.number("train.adam_beta2")]
     if None not in betas:
         conversion.carry(["train.adam_beta1", "train.adam_beta2"], "optimizer.betas", betas)
+    if settings.flag("train.use_8bit_adam"):
+        conversion.carry("train.use_8bit_adam", "optimizer.type", "adamw_8bit")
+    conversion.used("train.use_8bit_adam")
     average = {"decay": 0.9, "every": 8} if settings.flag("train.ema") else None
     conversion.carry("train.ema", "optimizer.ema", average, f"its numbers are in {script.name}" if average else "")
 

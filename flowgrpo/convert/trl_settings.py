@@ -9,6 +9,8 @@ MODEL = "MODEL_FOLDER"
 SCHEDULES = {
     "linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant",
 }  # fmt: skip
+EIGHT_BITS = ("adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit")
+"""AdamW of bitsandbytes with averages in 8 bits."""
 
 
 def model_settings(conversion: Conversion) -> None:
@@ -113,8 +115,11 @@ def optimizer_settings(conversion: Conversion) -> None:
         )
         conversion.follow("a schedule that is not known", "optimizer.schedule", "linear")
     name = settings.text("optim") or "adamw_torch"
-    if not name.startswith("adamw") or "bit" in name:
-        conversion.lose("optim", "AdamW in float32 moves the weights here")
+    if name in EIGHT_BITS:
+        note = "both averages stay on the card" if name.startswith("paged") else ""
+        conversion.carry("optim", "optimizer.type", "adamw_8bit", note)
+    elif not name.startswith("adamw") or "bit" in name:
+        conversion.lose("optim", "AdamW moves the weights here; optimizer.type says in how many bits its averages are")
     conversion.used("optim")
     steps, ratio = settings.number("warmup_steps") or 0.0, settings.number("warmup_ratio") or 0.0
     total = settings.whole("max_steps") or -1

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..configs.schema import Recipe
 from ..training.model_paths import model_folder
-from .memory import averages_of
+from .memory import averages_of, moments_of
 from .models import Model
 
 
@@ -20,8 +20,8 @@ def on_disk(recipe: Recipe, model: Model, heldout: int) -> dict[str, int]:
         heldout: number of held-out prompts.
     """
     settings, full = recipe.run, recipe.model.train == "full"
-    # Weights, the two moments of AdamW, and the averages, all in float32.
-    checkpoint = 4 * model.trained * (3 + averages_of(recipe))
+    # Weights and their averages in float32, and the two moments of AdamW.
+    checkpoint = 4 * model.trained * (1 + averages_of(recipe)) + moments_of(recipe, model.trained)
     written = math.ceil(settings.iterations / settings.checkpoint_every)
     if settings.checkpoint_minutes is not None:
         written = settings.iterations  # as many as there can be

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..configs.load import with_keys
 from ..configs.schema import Recipe
+from ..parts.choice import value_at
 from ..training.folder.changing import may_change
 from .estimates import GIB, Estimate, duration
 
@@ -27,6 +28,7 @@ ROUNDED: Mapping[str, Mapping[str, Any]] = {
     "with a base in 4 bits": {"model.dtype": "bfloat16", "model.quantize": "nf4"},
 }
 """What makes a frozen base smaller, and rounds its predictions, the least rounding first."""
+EIGHT_BIT_AVERAGES: Mapping[str, Any] = {"optimizer.type": "adamw_8bit"}
 
 
 def crowded_lines(recipe: Recipe, found: Estimate, estimated: Callable[[Recipe], Estimate]) -> list[str]:
@@ -49,6 +51,8 @@ def crowded_lines(recipe: Recipe, found: Estimate, estimated: Callable[[Recipe],
         )
         return [f"{much}; it fits, {how}, with", *_listed(ways)]
     if found.full:
+        if found.sharding is None and (ways := _with(recipe, EIGHT_BIT_AVERAGES, estimated)):
+            return [f"{much}; it fits with AdamW's averages in 8 bits, which rounds its steps, with", *_listed(ways)]
         rest = sum(found.resting.values()) / GIB
         shards = "" if found.sharding == "fsdp2" else "share them out among GPUs with --gpus N --sharding fsdp2, or "
         return [
@@ -59,11 +63,7 @@ def crowded_lines(recipe: Recipe, found: Estimate, estimated: Callable[[Recipe],
         kind = settings.get("model.quantize")
         if (found.sharding == "fsdp2" and kind) or (recipe.model.quantize is not None and kind != "nf4"):
             continue
-        new = {
-            key: value for key, value in settings.items() if getattr(recipe.model, key.removeprefix("model.")) != value
-        }
-        if new and (ways := ways_to_fit(with_keys(recipe, new), estimated)):
-            ways = [Way((*map(_word, new.items()), *way.words), way.found) for way in ways]
+        if ways := _with(recipe, settings, estimated):
             return [f"{much}; it fits {how}, which rounds its predictions, with", *_listed(ways)]
     cut = "share the frozen weights out among GPUs with --gpus N --sharding fsdp2, or "
     cut = "" if found.sharding == "fsdp2" or recipe.model.quantize is not None else cut
@@ -71,6 +71,13 @@ def crowded_lines(recipe: Recipe, found: Estimate, estimated: Callable[[Recipe],
     tried = "smaller batches do not help" if least == 1 else f"{least} images, a whole group, are the smallest batch"
     less = "" if least == 1 else ", a smaller rollout.group"
     return [f"{much}, and {tried}; {cut}use a larger GPU, a smaller model{less} or smaller images"]
+
+
+def _with(recipe: Recipe, settings: Mapping[str, Any], estimated: Callable[[Recipe], Estimate]) -> list[Way]:
+    """Ways to make a run fit with settings that the recipe does not have yet; none if it has all of them."""
+    new = {key: value for key, value in settings.items() if value_at(recipe, key) != value}
+    ways = ways_to_fit(with_keys(recipe, new), estimated) if new else []
+    return [Way((*map(_word, new.items()), *way.words), way.found) for way in ways]
 
 
 def _least_batch(recipe: Recipe) -> int:

@@ -60,6 +60,11 @@ def _share(numbers: int, processes: int) -> int:
     return 4 * math.ceil(numbers / processes)
 
 
+def moments_of(recipe: AnyRecipe, numbers: int) -> int:
+    """Bytes of AdamW's two averages of so many trained numbers, all in tensors of 4,096 or more."""
+    return 2 * (4 * numbers if recipe.optimizer.type == "adamw" else numbers + 4 * math.ceil(numbers / 256))
+
+
 def averages_of(recipe: AnyRecipe) -> int:
     """How many averages of the trained weights a run keeps."""
     saved, old = recipe.optimizer.ema, recipe.objective.get("old")
@@ -99,7 +104,7 @@ def at_rest(
         # An adapter that computes in 16 bits has its float32 masters and their rounded copies.
         "LoRA": weights + 2 * rounded if lora else 0,
         "gradients": gradients,
-        "optimizer": (2 + copies) * part,
+        "optimizer": moments_of(recipe, math.ceil(trained / shares.optimizer)) + copies * part,
         "averages": averages_of(recipe) * weights,
         "reference": 0 if lora or not reference else weights if sharded else own,
     }

@@ -55,6 +55,11 @@ def check_shards(recipe: AnyRecipe) -> None:
             f"a base in {recipe.model.quantize} is not cut into shards; leave model.quantize out, or launch with "
             "--multi_gpu in place of --use_fsdp"
         )
+    if recipe.optimizer.type != "adamw" and recipe.model.train == "full":
+        raise ValueError(
+            f"the averages of optimizer.type {recipe.optimizer.type} are not cut into shards; use optimizer.type "
+            "adamw, or launch with --multi_gpu in place of --use_fsdp"
+        )
     if recipe.evaluate.trained_share < 1 and recipe.optimizer.ema is not None:
         raise ValueError(
             "evaluations take the average of the weights, and sharded weights cannot be the base's for the last steps "

@@ -73,6 +73,7 @@ from .text.text_policy import TextPolicy, check_positions
 from .text.text_task import TextTask
 from .text.whole_answers import compares
 from .trainer import Trainer
+from .updating import library_of
 
 if TYPE_CHECKING:
     from ..weights.sharding import Shards
@@ -165,6 +166,7 @@ class Session:
             self.rewards.advice = self.evaluation.advice = again
         device = self.accelerator.device
         self.notes += notes_on_format(recipe.model.dtype, device)
+        library_of(recipe)  # a fault is told before the model loads
         shard = sharding_of(recipe, self.accelerator)
         zero_of(recipe, self.accelerator)
         self.notes += notes_on_launch(recipe, self.accelerator)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..configs.image_recipe import ReferenceConfig
 from ..configs.schema import AnyRecipe
@@ -15,6 +15,7 @@ from ..configs.sections import EmaConfig, OptimizerConfig
 from ..core.diagnostics import COLUMNS
 from ..weights.averages import Ema
 from ..weights.pieces import cut_optimizer_state, is_cut, wholes
+from ..weights.quantized import bitsandbytes
 from ..weights.trained import TrainedWeights
 from .anchor import Anchor
 from .distributed.processes import Processes
@@ -76,12 +77,17 @@ class Stepper(Protocol):
 class Optimizer:
     """AdamW with the settings of a recipe, on gradients that are summed over processes.
 
-    A process holds the trained weights whole, or a shard of each.
+    With type `adamw_8bit`, both averages of each tensor of 4,096 numbers or more have 8 bits and a float32 scale for
+    256 numbers (Dettmers et al., 2110.02861, section 2.1). The trained weights stay float32. A process holds the
+    trained weights whole, or a shard of each.
 
     Args:
         recipe: gives the rates and bounds.
         weights: the weights to move.
         processes: the processes of the run.
+
+    Raises:
+        ValueError: the library of the optimizer is not installed, or is too old.
     """
 
     shared_out = ""
@@ -89,7 +95,7 @@ class Optimizer:
     def __init__(self, recipe: AnyRecipe, weights: TrainedWeights, processes: Processes) -> None:
         self.recipe, self.weights, self.processes = recipe, weights, processes
         self.parameters = weights.parameters()
-        self._inner = torch.optim.AdamW(self.parameters, **settings_of(recipe), fused=has_fused(self.parameters))
+        self._inner = _adamw(recipe, self.parameters)
         self._taken = 0
 
     def step(self) -> Tensor:
@@ -139,6 +145,24 @@ def steps_taken(state: Mapping[str, Any]) -> int:
     """
     counts = (int(entry["step"]) for entry in state["state"].values())
     return int(state[TAKEN]) if TAKEN in state else max(counts, default=0)
+
+
+def _adamw(recipe: AnyRecipe, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    if recipe.optimizer.type == "adamw":
+        return torch.optim.AdamW(parameters, **settings_of(recipe), fused=has_fused(parameters))
+    library = library_of(recipe)
+    found: torch.optim.Optimizer = library.optim.AdamW8bit(parameters, **settings_of(recipe))
+    return found
+
+
+def library_of(recipe: AnyRecipe) -> Any:
+    """The library of a recipe's optimizer; None if PyTorch has the optimizer.
+
+    Raises:
+        ValueError: it is not installed, or is too old.
+    """
+    kind = recipe.optimizer.type
+    return None if kind == "adamw" else bitsandbytes(f"optimizer.type {kind}", "optimizer.type")
 
 
 def settings_of(recipe: AnyRecipe) -> dict[str, Any]:

@@ -82,6 +82,8 @@ def test_the_fast_form_has_a_window_and_the_released_ratio(folder: Path) -> None
         ("    config.sample.global_std = False\n", "advantage.scale", "group"),
         ("    config.mixed_precision = 'bf16'\n", "model.dtype", "bfloat16"),
         ("    config.use_lora = False\n", "model.train", "full"),
+        ("    config.train.use_8bit_adam = True\n", "optimizer.type", "adamw_8bit"),
+        ("    config.train.use_8bit_adam = False\n", "optimizer.type", "adamw"),
         ("    config.train.lora_path = 'adapters/mine'\n", "model.lora.start", "adapters/mine"),
         ("    config.sample.num_steps = 12\n", "sampler.steps", 12),
         ("    config.rationorm = True\n", "objective.ratio", "guard"),

@@ -112,6 +112,8 @@ def test_losses(
         ),
         ({"top_k": 50}, "generation.top_k", 50),
         ({"fp16": True}, "model.dtype", "float16"),
+        ({"optim": "paged_adamw_8bit"}, "optimizer.type", "adamw_8bit"),
+        ({"optim": "adamw_torch_fused"}, "optimizer.type", "adamw"),
         ({"use_peft": True, "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, "model.quantize", "nf4"),
         ({"use_peft": True, "load_in_8bit": True}, "model.quantize", "int8"),
         ({"use_peft": True, "load_in_8bit": True, "fp16": True}, "model.quantize", None),
@@ -295,7 +297,7 @@ def test_wrong_values_are_named(changes: dict[str, Any], says: str, tmp_path: Pa
     [
         ({"top_entropy_quantile": 0.2}, "top_entropy_quantile 0.2"),
         ({"lr_scheduler_type": "polynomial"}, "lr_scheduler_type 'polynomial': optimizer.schedule is"),
-        ({"optim": "adamw_bnb_8bit"}, "optim 'adamw_bnb_8bit'"),
+        ({"optim": "adafactor"}, "optim 'adafactor': AdamW moves the weights here"),
         ({"repetition_penalty": 1.1}, "repetition_penalty 1.1"),
         ({"load_in_4bit": True}, "load_in_4bit True: quantised weights are frozen, and all weights are trained"),
         ({"use_peft": True, "load_in_4bit": True, "bnb_4bit_quant_type": "fp4"}, "write model.quantize: nf4"),

@@ -127,6 +127,11 @@ def zero_of(recipe: AnyRecipe, accelerator: Accelerator) -> dict[str, Any] | Non
                 "the recipe's value counts; leave --gradient_clipping out",
             ),
             (
+                recipe.optimizer.type != "adamw",
+                f"the averages of optimizer.type {recipe.optimizer.type} are not shared out among processes; use "
+                "optimizer.type adamw, or launch with --multi_gpu in place of --use_deepspeed",
+            ),
+            (
                 bool(sections),
                 f"DeepSpeed's configuration has the section {' and '.join(sections)}, and the recipe (optimizer) sets "
                 "AdamW and its schedule; take the section out",

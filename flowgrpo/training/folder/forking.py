@@ -101,6 +101,10 @@ def _check(before: AnyRecipe, recipe: AnyRecipe, iteration: int, checkpoint: Pat
             f"{', '.join(changed)} would make other weights than {checkpoint} has; leave this out, or begin a new "
             "run with `flowgrpo train`"
         )
+    if before.optimizer.type != recipe.optimizer.type:
+        raise ValueError(
+            f"{checkpoint} has averages of optimizer.type {before.optimizer.type}; leave optimizer.type as it is"
+        )
     if (before.optimizer.ema is None) != (recipe.optimizer.ema is None):
         has = "no average" if before.optimizer.ema is None else "an average"
         raise ValueError(f"{checkpoint} has {has} of the weights; leave optimizer.ema as it is")

@@ -203,7 +203,8 @@ def _rows(recipe: AnyRecipe, facts: CardFacts, base: str) -> Iterable[tuple[str,
     steps = optimizer.updates * optimizer.epochs
     often = "a step" if steps == 1 else f"{steps} steps"
     rate = f"learning rate {optimizer.learning_rate:g} ({optimizer.schedule})"
-    yield "optimizer", f"AdamW, {rate}, {often} an iteration"
+    name = {"adamw": "AdamW", "adamw_8bit": "AdamW with averages in 8 bits"}[optimizer.type]
+    yield "optimizer", f"{name}, {rate}, {often} an iteration"
     if facts.changed:
         yield "changed in the middle", plain_line("; ".join(facts.changed))
     yield "average of the weights", "none" if optimizer.ema is None else f"decay {optimizer.ema.decay:g}"
