@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from .blocks import repeated_blocks
 from .pipeline_folders import DENOISERS
 
 __all__ = ["Quantized", "bitsandbytes", "computes_in", "is_packed", "loading_arguments", "quantize", "saved_bytes"]
@@ -55,12 +56,13 @@ def quantize(module: nn.Module, kind: Quantized, names: Iterable[str] | None = N
             they are.
         kind: `float8` (e4m3, a scale per row), `int8` (symmetric, a scale per row), or `nf4`: 4-bit NormalFloat with a
             scale for 64 weights, and the scales in 8 bits (2305.14314, section 3, "double quantization").
-        names: of the layers; None for all linear layers.
+        names: of the layers; None for all linear layers, and with `nf4` for those of the repeated blocks. The few
+            layers before and after the blocks have few weights, and 4 bits cost most there.
 
     Raises:
         ValueError: the library is not installed, or is too old.
     """
-    layers = dict(linear_layers(module, names))
+    layers = dict(linear_layers(module, kind, names))
     if kind == "nf4":
         library = bitsandbytes("model.quantize nf4", "model.quantize")
         for name, layer in layers.items():
@@ -73,19 +75,23 @@ def quantize(module: nn.Module, kind: Quantized, names: Iterable[str] | None = N
     quantize_(module, chosen, lambda layer, name: name in layers)
 
 
-def linear_layers(module: nn.Module, names: Iterable[str] | None = None) -> Iterator[tuple[str, nn.Linear]]:
+def linear_layers(
+    module: nn.Module, kind: Quantized, names: Iterable[str] | None = None
+) -> Iterator[tuple[str, nn.Linear]]:
     """The plain linear layers of a module that `quantize` takes, by name.
 
     Args:
         module: see `quantize`.
-        names: of the layers; None for all. A layer of another kind is left out.
+        kind: see `quantize`.
+        names: see `quantize`. A layer of another kind is left out.
     """
-    wanted = None if names is None else set(names)
-    found = [
-        (name, part)
-        for name, part in module.named_modules()
-        if type(part) is nn.Linear and (wanted is None or name in wanted)
-    ]
+    found = [(name, part) for name, part in module.named_modules() if type(part) is nn.Linear]
+    if names is not None:
+        wanted = set(names)
+        found = [pair for pair in found if pair[0] in wanted]
+    elif kind == "nf4" and (blocks := repeated_blocks(module)):
+        within = {part for block in blocks for part in block.modules()}
+        found = [pair for pair in found if pair[1] in within]
     # Some classes keep single layers in float32, and compute timesteps in their type.
     rounded = any(part.weight.dtype != torch.float32 for _, part in found)
     yield from (pair for pair in found if not rounded or pair[1].weight.dtype != torch.float32)
@@ -104,7 +110,7 @@ def computes_in(layer: nn.Module) -> torch.dtype:
 
 def saved_bytes(module: nn.Module, kind: Quantized, names: Iterable[str] | None = None) -> int:
     """Bytes that `quantize` with the same arguments takes from a model, which may be on `meta`."""
-    weights = [layer.weight for _, layer in linear_layers(module, names)]
+    weights = [layer.weight for _, layer in linear_layers(module, kind, names)]
     return sum(w.numel() * w.element_size() - _bytes(w, kind) for w in weights)
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flowgrpo.weights.quantized import computes_in, loading_arguments, quantize, saved_bytes
+from flowgrpo.weights.quantized import computes_in, linear_layers, loading_arguments, quantize, saved_bytes
 
 
 class Router(nn.Linear):
@@ -48,6 +48,17 @@ def test_plain_linear_layers_in_16_bits_are_packed_and_no_others(packed: nn.Modu
     some = model()
     quantize(some, "nf4", ["b"])
     assert [type(part).__name__ for part in some.values()] == ["Linear", "Linear4bit", "Router", "Linear"]
+
+
+def test_with_repeated_blocks_the_layers_around_them_stay_whole() -> None:
+    """A few layers before and after the blocks see and make everything."""
+    made = nn.Module()
+    made.embed, made.out = nn.Linear(4, 4), nn.Linear(4, 4)
+    made.blocks = nn.ModuleList([nn.Sequential(nn.Linear(4, 4)) for _ in range(2)])
+    made.to(torch.bfloat16)
+    assert [name for name, _ in linear_layers(made, "nf4")] == ["blocks.0.0", "blocks.1.0"]
+    assert [name for name, _ in linear_layers(made, "nf4", ["out"])] == ["out"]
+    assert len(list(linear_layers(made, "int8"))) == 4
 
 
 def test_a_packed_layer_is_near_the_plain_one(packed: nn.Module) -> None:
