@@ -148,6 +148,14 @@ def test_weights_that_do_not_fit_need_shards_and_not_a_smaller_batch() -> None:
     assert "--sharding fsdp2, or write model.train: lora" in line
 
 
+def test_all_weights_may_have_averages_in_8_bits() -> None:
+    """They take 6 bytes a parameter less."""
+    _, (head, *ways) = lines_of(50.0, *FULL)
+    assert head.endswith("; it fits with AdamW's averages in 8 bits, which rounds its steps, with")
+    assert ways
+    assert all("optimizer.type=adamw_8bit " in line for line in ways)
+
+
 def test_shards_that_do_not_fit_are_not_proposed_again() -> None:
     recipe = load_image_recipe("flow_grpo", [*SD35, *FULL])
 
