@@ -11,6 +11,7 @@ import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -45,6 +46,81 @@ class Footprint:
     saved: int
     kept: int
     block: int
+
+
+class Remembered(TorchDispatchMode):
+    """Within this mode, equal operations on `meta` are computed once, and their results are remembered.
+
+    A tensor on `meta` has no numbers. So the result of an operation follows from shapes, types and other arguments.
+    PyTorch finds it in Python, which takes most of the time, and the layers of a model repeat the same operations.
+    Modes that count must be entered within this one: an outer mode would not see what is remembered.
+    """
+
+    MOST = 100_000
+    """Number of operations that are kept; then all of them are forgotten."""
+    # For all passes of a program: what is remembered does not depend on the model.
+    _known: ClassVar[dict[Any, Callable[[Any], Any]]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        try:
+            key = func, _described(args), _described(tuple(sorted(kwargs.items())))
+            known = self._known.get(key)
+        except (_NotAlike, TypeError):  # a TypeError is an argument without a hash
+            return func(*args, **kwargs)
+        if known is not None:
+            return known(args)
+        found = func(*args, **kwargs)
+        if (again := _repeating(func, args, key[1], found)) is not None:
+            if len(self._known) >= self.MOST:
+                self._known.clear()
+            self._known[key] = again
+        return found
+
+
+class _NotAlike(Exception):
+    """A tensor has more than its shape and its type, so operations on it are not remembered."""
+
+
+def _described(value: Any) -> Any:
+    """What the result of an operation depends on. Equal numbers of different types give results of different types."""
+    if isinstance(value, Tensor):
+        if not value.is_meta or value.is_complex() or value.layout is not torch.strided:
+            raise _NotAlike
+        return value.shape, value.stride(), value.dtype, value.storage_offset()
+    if isinstance(value, list | tuple):
+        return tuple([_described(each) for each in value])
+    return type(value), value
+
+
+def _repeating(func: Any, args: Any, described: Any, found: Any) -> Callable[[Any], Any] | None:
+    """A function of the arguments that gives again what an operation gave; None if there is none.
+
+    What shares a storage with an argument is not given again. An operation in place is given again if it has left its
+    tensor as it was.
+    """
+    if func._schema.is_mutable:
+        if func.overloadpacket is torch.ops.aten.set_:  # it gives its tensor another storage
+            return None
+        return (lambda args: args[0]) if args and found is args[0] and _described(args) == described else None
+    made = list(_tensors((found,)))
+    given = {tensor.untyped_storage()._cdata for tensor in _tensors(args)}
+    own = {tensor.untyped_storage()._cdata for tensor in made}
+    if len(own) < len(made) or own & given or not all(_is_whole(tensor) for tensor in made):
+        return None
+    again = [partial(torch.empty_strided, t.shape, t.stride(), dtype=t.dtype, device="meta") for t in made]
+    if isinstance(found, Tensor):
+        return lambda _: again[0]()
+    kind = type(found)
+    return (lambda _: kind([one() for one in again])) if kind in (list, tuple) and len(found) == len(made) else None
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    """Whether a tensor on `meta` takes all of its storage."""
+    if not tensor.is_meta or tensor.is_complex() or tensor.storage_offset() != 0:
+        return False
+    steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    return tensor.untyped_storage().nbytes() == (steps + 1 if tensor.numel() else 0) * tensor.element_size()
 
 
 class LiveBytes(TorchDispatchMode):
@@ -256,7 +332,7 @@ def footprint(module: nn.Module, inputs: Mapping[str, Any], rows: int = 1, *, al
         calls.append((block, args, kwargs, found))
         return found
 
-    with _shortened(module) if alike else contextlib.nullcontext() as counts:
+    with Remembered(), _shortened(module) if alike else contextlib.nullcontext() as counts:
         with torch.no_grad(), FlopTally(), live:
             module(**inputs, return_dict=False)
         with _checkpointing(module, watched), tally.flops, tally, saved.hooks(), torch.enable_grad():
@@ -377,13 +453,13 @@ class Decoding:
 def decoding(vae: nn.Module, latent: Tensor, graph: bool = False) -> Decoding:
     """The cost of `vae.decode(latent)` on `meta`; with `graph`, also of its gradient with respect to the latent."""
     live, tally = LiveBytes(), FlopTally()
-    with torch.no_grad(), tally.flops, tally, live:
+    with Remembered(), torch.no_grad(), tally.flops, tally, live:
         vae.decode(latent, return_dict=False)  # type: ignore[operator]
     if not graph:
         return Decoding(tally.total, live.most)
     vae.requires_grad_(False)
     both, saved, leaf = FlopTally(), Saved(_constants(vae)), latent.detach().requires_grad_()
-    with both.flops, both, saved.hooks(), torch.enable_grad():
+    with Remembered(), both.flops, both, saved.hooks(), torch.enable_grad():
         (image, *_) = vae.decode(leaf, return_dict=False)  # type: ignore[operator]
         torch.autograd.backward([image], [torch.empty_like(image)])
     return Decoding(tally.total, live.most, both.total, saved.bytes)

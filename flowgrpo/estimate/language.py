@@ -36,7 +36,7 @@ from ..training.text.self_teacher import likeliest
 from ..training.text.whole_answers import compares
 from ..weights.quantized import saved_bytes
 from .estimates import GIB, GPUS, Gpu, memory_lines
-from .footprint import Attention, FlopTally, GroupedProduct, LiveBytes
+from .footprint import Attention, FlopTally, GroupedProduct, LiveBytes, Remembered
 from .known_models import shapes_of
 from .memory import Shares, at_once, at_rest
 
@@ -280,7 +280,9 @@ def model_bytes(recipe: TextRecipe | MaskedRecipe, language: LanguageModel | Mas
 def trained_part(recipe: TextRecipe | MaskedRecipe, language: LanguageModel | MaskedLanguageModel) -> LanguageWeights:
     """The trained weights of a model on `meta`, with gradient checkpointing if the recipe asks for it."""
     if recipe.model.train == "lora":
-        weights = LanguageWeights.adapter(language, lora_spec(recipe.model.lora), seed=recipe.run.seed)
+        # peft would draw the numbers of the adapter on the CPU.
+        with torch.device("meta"):
+            weights = LanguageWeights.adapter(language, lora_spec(recipe.model.lora), seed=recipe.run.seed)
     else:
         weights = LanguageWeights.whole(language)
     weights.gradient_checkpointing(recipe.model.gradient_checkpointing)
@@ -451,5 +453,5 @@ def on_meta() -> Iterator[FlopTally]:
     # Models turn autocast off for their rotations, and torch before 2.9 has no autocast to turn off on `meta`.
     autocast = patch.object(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
     few = patch.object(categorical, "places", _two_places)
-    with torch.device("meta"), _Untrue(), attention, autocast, few, _experts(grouped):
+    with torch.device("meta"), Remembered(), _Untrue(), attention, autocast, few, _experts(grouped):
         yield tally

@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
-from flowgrpo.estimate.footprint import Footprint, LiveBytes, decoding, footprint
+from flowgrpo.estimate.footprint import Footprint, LiveBytes, Remembered, decoding, footprint
 from flowgrpo.estimate.known_models import known_config
 from flowgrpo.pipelines.architectures import architecture_of, built, latent_shape
 from flowgrpo.pipelines.families import FAMILIES
@@ -313,6 +313,64 @@ def test_live_bytes_count_what_is_alive_and_its_most():
         three = torch.ones(100)
         three.add_(1.0)
     assert (live.now, live.most) == (400, 8000)
+
+
+def told(value: Any) -> Any:
+    """What is known of a tensor on `meta`."""
+    return value.shape, value.stride(), value.dtype, value.untyped_storage().nbytes()
+
+
+OPERATIONS = {
+    "sum": lambda x: x + x,
+    "whole number": lambda x: x.long() * 2,
+    "number": lambda x: x.long() * 2.0,
+    "truth": lambda x: x.bool() * True,
+    "transposed": lambda x: x.t().relu(),
+    "in place": lambda x: x.clone().mul_(2).t_(),
+    "joined": lambda x: torch.cat([x, x]),
+    "two": lambda x: torch.topk(x, 2),
+    "parts": lambda x: torch.split(x * 2, 2),
+    "part": lambda x: (x * 2)[1:],
+    "filled": lambda x: torch.zeros_like(x, dtype=torch.float64),
+    "complex": lambda x: torch.view_as_real(torch.view_as_complex(x.view(6, 2).clone()).conj() * 1j),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_remembered_operation_gives_what_it_gave(name: str):
+    operation = OPERATIONS[name]
+    for shape in ((3, 4), (4, 3)):
+        x = torch.empty(shape, device="meta")
+        plain = [told(value) for value in tree_leaves(operation(x))]
+        for _ in range(2):
+            live = LiveBytes()
+            with Remembered(), live:
+                made = tree_leaves(operation(x))
+                own = {value.untyped_storage()._cdata for value in made}
+                assert live.now == sum(
+                    {v.untyped_storage()._cdata: v.untyped_storage().nbytes() for v in made}.values()
+                )
+            assert [told(value) for value in made] == plain
+            assert x.untyped_storage()._cdata not in own
+
+
+def test_what_is_remembered_is_not_computed_again_and_a_view_stays_a_view(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Remembered, "_known", {})
+    counter, x = FlopCounterMode(display=False), torch.empty(5, 5, device="meta")
+    with counter, Remembered():
+        first, second = x @ x, x @ x
+        assert first.untyped_storage()._cdata != second.untyped_storage()._cdata
+        assert x.t().untyped_storage()._cdata == x.view(25).untyped_storage()._cdata == x.untyped_storage()._cdata
+        assert x.mul_(2) is x
+        assert x.mul_(2) is x
+        y = x.clone()
+        for other in (torch.empty(5, 5, device="meta"), torch.empty(5, 5, device="meta")):
+            assert y.set_(other).untyped_storage()._cdata == other.untyped_storage()._cdata
+    assert counter.get_total_flops() == 2 * 5**3  # a mode around it sees the first product only
+    with Remembered(), FlopCounterMode(display=False) as within:
+        assert torch.ones(2, 2) @ torch.ones(2, 2) == pytest.approx(torch.full((2, 2), 2.0))
+        x @ x
+    assert within.get_total_flops() == 2 * 5**3 + 2 * 2**3
 
 
 SMALL_VAE = {
