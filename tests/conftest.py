@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+# Modules and tests stay until the end: while they are loaded, the garbage collector would only take time.
+gc.disable()
+
 # Each of several workers gets one thread from the start, because with more threads they slow each other down.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -68,6 +71,7 @@ def pytest_collection_finish() -> None:
     """Freeze all objects after the imports, so that the garbage collector does not search them again and again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -23,6 +23,7 @@ from .evaluate import evaluate
 from .export import export
 from .fork import fork
 from .gallery import gallery
+from .loading import loading
 from .measuring import bench
 from .openmp import few_threads, sleep_soon
 from .output import console, is_first, output_folder, say, timed_report
@@ -130,7 +131,8 @@ def train(
     trust: TrustOption = False,
 ) -> None:
     """Train by a recipe (the embedded default if none is named), into a new run folder."""
-    from ..configs.load import load_recipe
+    with loading():
+        from ..configs.load import load_recipe
 
     source, overrides = split(words)
     output_folder(out)
@@ -139,7 +141,8 @@ def train(
         recipe = load_recipe(source, overrides)
     folder = out or _new_run_name(recipe.name)
     with stoppable(folder) as stop, _reporting(stop) as reporter:
-        from ..training.session import start
+        with loading():
+            from ..training.session import start
 
         def made(path: Path) -> None:
             if reporter.log:
@@ -163,13 +166,15 @@ def resume(
     trust: TrustOption = False,
 ) -> None:
     """Continue an interrupted run to the very same numbers, or a finished run to a greater length."""
-    from ..configs.load import dump_recipe, load_recipe
-    from ..configs.trust import remember_run
+    with loading():
+        from ..configs.load import dump_recipe, load_recipe
+        from ..configs.trust import remember_run
 
     with stoppable(run) as stop, _reporting(stop) as reporter:
-        from ..training.distributed.processes import ended_together
-        from ..training.folder.changing import with_changes
-        from ..training.folder.run_folder import RunFolder
+        with loading():
+            from ..training.distributed.processes import ended_together
+            from ..training.folder.changing import with_changes
+            from ..training.folder.run_folder import RunFolder
 
         with ended_together():
             trust_run(trust, [run], {str(run / "config.yaml"): True})
@@ -181,8 +186,8 @@ def resume(
                 folder.notes.append(unremembered)
         if reporter.log:
             reporter.log.open(run)
-        from ..training.session import Session
-
+        with loading():
+            from ..training.session import Session
         _run(Session(recipe, folder, doing=reporter.doing), reporter, stop, resume=True)
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from .export import CheckpointOption
+from .loading import loading
 from .output import output_folder, say_first, summary_lines
 from .recipe_words import split
 from .sample import check_shared, gives_share, one_model
@@ -68,11 +69,12 @@ def evaluate(
     shares = _shares(trained_share)
     if shares or gives_share(overrides):
         check_shared(model, base)
-    from ..configs.schema import Recipe
-    from ..inference.evaluation import evaluate_model, evaluate_shares
-    from ..inference.model_recipes import evaluation_recipe
-    from ..inference.shares import share_lines
-    from ..training.distributed.processes import part
+    with loading():
+        from ..configs.schema import Recipe
+        from ..inference.evaluation import evaluate_model, evaluate_shares
+        from ..inference.model_recipes import evaluation_recipe
+        from ..inference.shares import share_lines
+        from ..training.distributed.processes import part
 
     trust_run(trust, [Path(model)], {str(Path(model) / "config.yaml"): source is None, source: True})
     recipe = evaluation_recipe(model, source, overrides)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..estimate import UTILISATION
+from .loading import loading
 from .output import console, output_file, refuse_idle, refuse_without, say
 from .recipe_words import RecipeArgument, split
 from .trusting import TrustOption, trust_run
@@ -55,10 +56,11 @@ def plan(
     trust: TrustOption = False,
 ) -> None:
     """Print what a recipe will do and cost, without loading a model."""
-    from ..configs.layers import machine_of
-    from ..configs.load import dump_recipe, load_recipe
-    from ..configs.schema import MaskedRecipe, TextRecipe
-    from ..training.recipe_launches import check_ranks, check_shards
+    with loading():
+        from ..configs.layers import machine_of
+        from ..configs.load import dump_recipe, load_recipe
+        from ..configs.schema import MaskedRecipe, TextRecipe
+        from ..training.recipe_launches import check_ranks, check_shards
 
     source, overrides = split(words)
     output_file(svg, ".svg")
@@ -116,9 +118,10 @@ def _checked(recipe: AnyRecipe, source: str | None) -> Checked:
     Raises:
         ValueError: the recipe has faults; the message has one line for each.
     """
-    from ..configs.load import load_recipe
-    from ..configs.sections import SPLITS
-    from ..training.checking import check
+    with loading():
+        from ..configs.load import load_recipe
+        from ..configs.sections import SPLITS
+        from ..training.checking import check
 
     checked = check(recipe, reads_test=True, fetches=False)
     if checked.texts("fault", "needed") and source is not None and not Path(source.partition("@")[0]).is_file():
@@ -314,9 +317,10 @@ def _of_largest(recipe: Recipe, checked: Checked) -> Recipe:
 def _print_estimate(
     recipe: Recipe, gpu: str, gpus: int, utilisation: float, prompts: int | None, sharding: str | None
 ) -> None:
-    from ..estimate.estimates import GPUS, SHARDING, Estimate, estimate, table
-    from ..estimate.fitting import crowded_lines
-    from ..weights.lora import NoSuchLayer
+    with loading():
+        from ..estimate.estimates import GPUS, SHARDING, Estimate, estimate, table
+        from ..estimate.fitting import crowded_lines
+        from ..weights.lora import NoSuchLayer
 
     def estimated(one: Recipe) -> Estimate:
         return estimate(one, gpu, gpus, utilisation, prompts, sharding)
@@ -341,16 +345,17 @@ def _print_text_estimate(
     recipe: TextRecipe | MaskedRecipe, checked: Checked, given: str | None, count: int | None
 ) -> None:
     """Print the estimate of a run of text; for an embedded model only if a card or a number of cards is given."""
-    import transformers
+    with loading():
+        import transformers
 
-    from ..configs.schema import TextRecipe
-    from ..estimate.estimates import GPUS
-    from ..estimate.language import estimate_text, text_table
-    from ..estimate.masked import estimate_masked
-    from ..estimate.rendering import with_pipelines
-    from ..inference.rendered import painters_of
-    from ..training.checking import evaluated, reward_specs
-    from ..weights.lora import NoSuchLayer
+        from ..configs.schema import TextRecipe
+        from ..estimate.estimates import GPUS
+        from ..estimate.language import estimate_text, text_table
+        from ..estimate.masked import estimate_masked
+        from ..estimate.rendering import with_pipelines
+        from ..inference.rendered import painters_of
+        from ..training.checking import evaluated, reward_specs
+        from ..weights.lora import NoSuchLayer
 
     if given is None and count is None and recipe.model.path.partition(":")[0] == "arithmetic":
         return

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .export import CheckpointOption
+from .loading import loading
 from .output import output_folder, say_first
 from .recipe_words import HintedCommand, value_of
 from .trusting import TrustOption, trust_run
@@ -162,8 +163,9 @@ def sample(
         keys[f"model.call.{guidance_argument(model)}"] = guidance
     overrides = [*(settings or []), *(f"{key}={value}" for key, value in keys.items() if value is not None)]
     if kind == "images":
-        from ..inference.image_samples import sample_images
-        from ..training.distributed.processes import part
+        with loading():
+            from ..inference.image_samples import sample_images
+            from ..training.distributed.processes import part
 
         sample_images(
             model, _plain(rows), out, seed=seed, count=count, noise=noise, overrides=overrides, base=base,
@@ -172,8 +174,9 @@ def sample(
         )  # fmt: skip
         part()
         return
-    from ..inference.text_inference import sample_texts
-    from ..training.distributed.processes import part
+    with loading():
+        from ..inference.text_inference import sample_texts
+        from ..training.distributed.processes import part
 
     def made(numbers: Sequence[int], part: Sequence[PromptRow], found: Completions | UnmaskedTexts) -> None:
         _show(numbers, part, found, seed)
