@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 # Modules and tests stay until the end: while they are loaded, the garbage collector would only take time.
-gc.disable()
+if gc.isenabled():
+    gc.disable()
 
 # Each of several workers gets one thread from the start, because with more threads they slow each other down.
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -71,6 +72,8 @@ def pytest_collection_finish() -> None:
     """Freeze all objects after the imports, so that the garbage collector does not search them again and again."""
     gc.collect()
     gc.freeze()
+    # Tests load more modules. With the usual 10, half of the collector's time would go into searching these.
+    gc.set_threshold(700, 10, 50)
     gc.enable()
 
 

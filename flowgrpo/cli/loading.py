@@ -16,8 +16,8 @@ def loading() -> Iterator[None]:
     """Within this block, Python does not look for garbage; afterwards it leaves alone what the block has loaded.
 
     Modules stay until the end, and they have a million objects. Python would look through all of them again and again
-    while they are loaded, and later in every full search. If the block loads hardly anything, nothing is set aside: then
-    what is there may be of an earlier command of the same process.
+    while they are loaded, and later in every full search. If the block loads hardly anything, nothing is set aside:
+    what is there may be of an earlier command of the same process, and end with it.
     """
     before, on = len(sys.modules), gc.isenabled()
     gc.disable()
