@@ -114,7 +114,11 @@ def target_layers(key: str, module: nn.Module, spec: LoraSpec) -> list[str]:
     absent = [target for target, names in hits.items() if not names]
     if absent and (spec.targets is not None or len(absent) == len(wanted)):
         endings = sorted({_ending(name) for name in linear})
-        missing = "as the projections of attention usually are" if spec.targets is None else _first(absent)
+        missing = (
+            "as the projections of attention usually are"
+            if spec.targets is None
+            else _first([name.removeprefix("^") for name in absent])
+        )
         raise NoSuchLayer(
             f"{label} has no linear layer named {missing}; model.lora.targets can name "
             f"{', '.join(endings) or 'nothing: it has no linear layer'}. If the layers come from model.lora.start, use "
