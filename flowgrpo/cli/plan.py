@@ -273,6 +273,8 @@ def _print_windows(recipe: Recipe | MaskedRecipe, expected: Forecast) -> None:
     columns = [name for name in rows[0] if not (images and name.startswith("trained"))]
     shown = rows if len(rows) == WINDOWS_SHOWN + 1 else rows[:WINDOWS_SHOWN]  # a line about one would save none
     widths = {name: max(len(row[name]) for row in [*shown, {name: name}]) for name in columns}
+    if recipe.sampler.plan.get("each") == "prompt":
+        say("each prompt draws a window of its own; the table counts the windows as if an iteration were one prompt")
     say("per prompt:" if images else "per prompt, by window of trained steps:")
     for row in ({name: name for name in columns}, *shown):
         say("  " + "  ".join(f"{row[name]:>{widths[name]}}" for name in columns))

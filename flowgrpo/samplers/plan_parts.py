@@ -100,9 +100,39 @@ def _previews_are_read(recipe: Any, choice: Choice) -> list[str]:
     ]
 
 
+DRAWN = ("random", "subset", "spaced")
+"""Windows that are drawn at random."""
+
+
+def _draws_for_each(recipe: Any, choice: Choice) -> list[str]:
+    """What cannot be trained where the prompts of an iteration have windows of their own."""
+    if choice["each"] == "iteration":
+        return []
+    chosen, who = choice["window"], "sampler.plan.each prompt draws a window for each prompt"
+    faults = [
+        f"{who}, and {key} is for one window; leave {key} out"
+        for key in ("pruned", "probe", "flash_ratio")
+        if choice[key] is not None
+    ]
+    if chosen.name not in DRAWN or chosen.get("interval") != 1:
+        faults.append(
+            f"{who}, and window {chosen.short} stays for several iterations or is not drawn; use one of "
+            f"{', '.join(DRAWN)}, with interval: 1"
+        )
+    if recipe.objective.name != "transition":
+        faults.append(f"{who}, and objective {recipe.objective.short} trains one window; use objective transition")
+    if recipe.credit.name != "leaf":
+        faults.append(f"{who}, and credit {recipe.credit.short} reads one rollout of all prompts; use credit leaf")
+    if recipe.critic is not None:
+        faults.append(f"{who}, and a critic reads the states of one window; leave critic out")
+    if recipe.optimizer.cut == "edges":
+        faults.append(f"{who}, and optimizer.cut edges deals out batches of one rollout; use optimizer.cut prompts")
+    return faults
+
+
 @offers("tree", where="shared_noise")
 @offers("branches", where="probe")
-@needs(_previews_are_read)
+@needs(_previews_are_read, _draws_for_each)
 def window(
     setting: Setting,
     iteration: int,
@@ -114,6 +144,7 @@ def window(
     probe: Whole | None = None,
     flash_ratio: Fraction | None = None,
     before: Annotated[Solver, Of("solver")] | None = None,
+    each: Literal["iteration", "prompt"] = "iteration",
 ) -> Plan:
     """Chains that are stochastic and trained within a window of steps, and deterministic elsewhere (MixGRPO).
 
@@ -130,6 +161,8 @@ def window(
         flash_ratio: Share of the steps after the window that is kept (MixGRPO-Flash); by default all are kept.
         before: Solver of the deterministic steps before the window; by default `sampler.solver`. MixGRPO-Flash takes
             steps of Euler before the window, and second-order steps after it.
+        each: What has a window of its own: an `iteration`, or each `prompt` of it (Flash-GRPO, 2605.15980). The prompts
+            with one window are sampled together, so batches are smaller where there are several windows.
 
     Raises:
         ValueError: if the group has one image, or options exclude each other.

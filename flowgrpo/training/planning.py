@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -131,15 +131,22 @@ def scouting_plan(recipe: Recipe, plan: Plan, own: Sequence[float] | None = None
     )  # fmt: skip
 
 
-def planner(recipe: Planned, sigmas: Sequence[float]) -> Callable[[int], Plan]:
+class PlanFor(Protocol):
+    """The plan of an iteration."""
+
+    def __call__(self, iteration: int, draw: int | None = None, /) -> Plan:
+        """The plan; `draw` takes the place of the iteration in what is drawn, for a prompt with a plan of its own."""
+
+
+def planner(recipe: Planned, sigmas: Sequence[float]) -> PlanFor:
     """A function from iterations to plans, for a table of noise levels."""
     chosen, steady = recipe.sampler.plan, setting_of(recipe, sigmas)
     make = chosen.make()
 
-    def plan_for(iteration: int) -> Plan:
+    def plan_for(iteration: int, draw: int | None = None, /) -> Plan:
         setting = setting_of(recipe_at(recipe, iteration), sigmas) if recipe.schedules else steady
         try:
-            plan = make(setting, iteration)
+            plan = make(setting, iteration if draw is None else draw)
         except PartError as error:
             raise PartError(f"in iteration {iteration}, {error}") from error
         except ValueError:

@@ -254,6 +254,11 @@ def load_flow_task(
             "calls; launch with --multi_gpu or --use_deepspeed --zero_stage 2 in place of --use_fsdp, or leave the "
             "columns height and width out"
         )
+    if shard is not None and recipe.sampler.plan.get("each") == "prompt":
+        raise ValueError(
+            "sampler.plan.each is prompt, and weights in shards (FSDP2) need processes that make equal calls; "
+            "launch with --multi_gpu or --use_deepspeed --zero_stage 2 in place of --use_fsdp, or write each: iteration"
+        )
     if model.train == "lora":
         weights = TrainedWeights.lora(pipe, lora_spec(model.lora), seed=recipe.run.seed, shard=shard)
         begin(weights, recipe)

@@ -31,15 +31,17 @@ from .images.critic import Critic
 from .images.evaluator import Evaluator
 from .images.images_beside import drawn
 from .images.scouting import Scouts
-from .images.sized_rollout import SizedPolicies, by_size, chosen, own_cuts, sized_rollout, sizes_of
+from .images.sized_rollout import SizedPolicies, by_size, chosen, own_cuts, sized_rollout
 from .joined_rollouts import JoinedObjective, Samples
 from .losses.objective import Objective, ObjectiveSetting
 from .losses.reward_gradient import differentiated
-from .planning import budget_line, clip_bounds, forecast, levels_of, planner, scouts_line
+from .planning import PlanFor, budget_line, clip_bounds, forecast, levels_of, planner, scouts_line
 from .prompts.prompt_rows import Size
 from .reporting.clock import Clock
 from .teachers import contexts_of, teachers_of
 
+Kind = tuple[Size | None, tuple[int, ...]]
+"""The size of prompts, and their trained steps."""
 LEAST_FIDELITY = 15.0
 """Decibels below which a given image has hardly come back."""
 
@@ -261,7 +263,7 @@ class FlowTask(PolicyTask):
         recipe: Recipe,
         policy: FlowPolicy,
         evaluator: Evaluator,
-        plan_for: Callable[[int], Plan],
+        plan_for: PlanFor,
         critic: Critic | None = None,
         sized: SizedPolicies | None = None,
         fidelity: float | None = None,
@@ -275,12 +277,13 @@ class FlowTask(PolicyTask):
         )  # fmt: skip
         self.sized, self.fidelity, self.guided, self.images, self.scouts = sized, fidelity, guided, images, scouts
         self.unread = unread
+        self.apart = recipe.sampler.plan.get("each") == "prompt"
         self._score: Score | None = None
         self.controls = Controls(variance=recipe.objective.get("variance"))
         self.elements = math.prod(policy.denoiser.probe.latent_shape)
         self.noun = "images" if policy.denoiser.sampling_rate is None else "sounds"
         self.rewards: RewardSet | None = None
-        self._planners: dict[Size, Callable[[int], Plan]] = {}
+        self._planners: dict[Size, PlanFor] = {}
 
     @property
     def result(self) -> str:
@@ -308,7 +311,7 @@ class FlowTask(PolicyTask):
         self._score = score
 
     def objective(self, recipe: Recipe, old: Callable[[], AbstractContextManager[None]] | None) -> Objective:
-        """The loss of a recipe; if prompts have sizes, the losses of all sizes together."""
+        """The loss of a recipe; if prompts have sizes or windows of their own, the losses of all of them together."""
 
         def made(policy: FlowPolicy) -> Objective:
             elements = math.prod(policy.denoiser.probe.latent_shape)
@@ -316,8 +319,9 @@ class FlowTask(PolicyTask):
             found: Objective = recipe.objective.make(setting, elements=elements)
             return found
 
-        sized = self.sized
-        return made(self.policy) if sized is None else JoinedObjective(lambda size: made(sized.of(size)))
+        if self.sized is None and not self.apart:
+            return made(self.policy)
+        return JoinedObjective(lambda kind: made(self._policy(kind[0])))
 
     def rollout(
         self,
@@ -330,26 +334,33 @@ class FlowTask(PolicyTask):
     ) -> Any:
         """Roll out the plan of an iteration chunk by chunk, with the critic's guide if the recipe has one.
 
-        If prompts have sizes, the prompts of each size are rolled out together, one size after the other.
+        If prompts have sizes or windows of their own, the prompts with one size and one window are rolled out
+        together, one kind after the other.
         """
-        if self.sized is None:
+        if self.sized is None and not self.apart:
             plan = self.plan_for(iteration)
             scouted = self._scouted(rows, keys, plan, None, clock)
             return self._rollout(self.policy, plan, rows, keys, iteration, clock, cuts, decoded, scouted)
-        plans = {size: self._plan(size, iteration) for size in dict.fromkeys(sizes_of(rows))}
-        groups = [
-            (size, places, chosen(rows, places), chosen(keys, places)) for size, places in by_size(sizes_of(rows))
-        ]
+        draws = [(row.size, key if self.apart else None) for row, key in zip(rows, keys)]
+        of_draw = {draw: self._plan(draw[0], iteration, draw[1]) for draw in dict.fromkeys(draws)}
+        kinds: list[Kind] = [(size, of_draw[size, draw].trained_steps) for size, draw in draws]
+        plans = {kind: of_draw[draw] for kind, draw in zip(kinds, draws)}
+        groups = [(kind, places, chosen(rows, places), chosen(keys, places)) for kind, places in by_size(kinds)]
         # All scouts come first: once a chunk is decoded, rewards may be busy with it.
-        found = [self._scouted(own, numbers, plans[size], size, clock) for size, _, own, numbers in groups]
+        found = [self._scouted(own, numbers, plans[kind], kind[0], clock) for kind, _, own, numbers in groups]
         parts = []
-        for (size, places, own, numbers), scouted in zip(groups, found):
-            tell = None if decoded is None else partial(_tell_sized, decoded, size, places)
+        for (kind, places, own, numbers), scouted in zip(groups, found):
+            tell = None if decoded is None else partial(_tell_sized, decoded, kind, places)
             made = self._rollout(
-                self.sized.of(size), plans[size], own, numbers, iteration, clock, own_cuts(cuts, places), tell, scouted
-            )
-            parts.append((size, places, made))
+                self._policy(kind[0]), plans[kind], own, numbers, iteration, clock, own_cuts(cuts, places), tell,
+                scouted,
+            )  # fmt: skip
+            parts.append((kind, places, made))
         return sized_rollout(parts)
+
+    def _policy(self, size: Size | None) -> FlowPolicy:
+        """The policy of a size."""
+        return self.policy if self.sized is None else self.sized.of(size)
 
     def _scouted(
         self, rows: Sequence[PromptRow], keys: Sequence[int], plan: Plan, size: Size | None, clock: Clock
@@ -360,11 +371,12 @@ class FlowTask(PolicyTask):
         assert self._score is not None
         return (self.scouts.send(rows, keys, plan, size, clock, self._score),)
 
-    def _plan(self, size: Size | None, iteration: int) -> Plan:
-        """The plan of an iteration for prompts of a size."""
-        return self.plan_for(iteration) if size is None else self._planner(size)(iteration)
+    def _plan(self, size: Size | None, iteration: int, draw: int | None = None) -> Plan:
+        """The plan of an iteration for prompts of a size, or for the prompt with a draw of its own."""
+        plan_for = self.plan_for if size is None else self._planner(size)
+        return plan_for(iteration, draw)
 
-    def _planner(self, size: Size) -> Callable[[int], Plan]:
+    def _planner(self, size: Size) -> PlanFor:
         """The plans of a size, whose noise levels may depend on the size."""
         assert self.sized is not None
         if size not in self._planners:
@@ -501,9 +513,9 @@ class FlowTask(PolicyTask):
         return forecast(self.recipe, levels, self.elements).images
 
 
-def _tell_sized(decoded: Decoded, size: Size | None, places: Sequence[int], chunk: Collected) -> None:
-    """Tell a chunk of the prompts of one size, with the numbers that its prompts have in the whole rollout."""
-    decoded(sized_rollout([(size, places, chunk)]))
+def _tell_sized(decoded: Decoded, kind: Kind, places: Sequence[int], chunk: Collected) -> None:
+    """Tell a chunk of the prompts of one kind, with the numbers that its prompts have in the whole rollout."""
+    decoded(sized_rollout([(kind, places, chunk)]))
 
 
 def trained_numbers(task: Task) -> int:

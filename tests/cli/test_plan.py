@@ -94,6 +94,7 @@ def test_the_plan_counts_the_lora_of_the_start(tmp_path: Path) -> None:
             ("flow_grpo", "schedules=[{key: penalties.kl.weight, end: 0, over: 20, after: 5}]"),
             "penalties.kl.weight goes from 0.01 to 0, from iteration 5 on, over 20 iterations",
         ),
+        (("flash_grpo", "sampler.plan.each=prompt"), "each prompt draws a window of its own; the table counts"),
         (
             ("text", "schedules=[{key: rewards.answer.weight, end: 2, over: 20}]"),
             "rewards.answer.weight goes from 1 to 2, over 20 iterations",

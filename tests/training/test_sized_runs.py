@@ -159,13 +159,13 @@ def test_a_prompt_gets_the_images_that_it_gets_alone(tmp_path: Path, words: list
     with torch.no_grad():
         mixed = task.rollout(rows, keys, 0, clock, (2, 3), chunks.append)
     assert isinstance(mixed, SizedRollout)
-    assert mixed.kinds == ((32, 64), None, (64, 32), (48, 48))
+    assert [size for size, _ in mixed.kinds] == [(32, 64), None, (64, 32), (48, 48)]
     assert sorted(mixed.prompt_of_sample) == sorted([0, 1, 2, 3, 4, 5] * 3)
     task.compare_with(nullcontext)
     objective = task.objective(task.recipe, None)
     objective.prepare(mixed)
     assert isinstance(objective, JoinedObjective)
-    for own, size, part in zip(objective._each(mixed), mixed.kinds, mixed.rounds):
+    for own, (size, _), part in zip(objective._each(mixed), mixed.kinds, mixed.rounds):
         height, width = size or (64, 64)
         assert own.elements == part.rollout.x[0].numel() == 8 * height * width // 64
         assert own.policy.reference is nullcontext
@@ -192,7 +192,7 @@ def test_the_noise_levels_of_a_size_are_the_pipelines_own(tmp_path: Path, random
     assert isinstance(task, FlowTask)
     with torch.no_grad():
         mixed = task.rollout(rows, list(range(6)), 0, Clock(task.device, task.clock_parts), ())
-    tables = {size: part.plan.sigmas for size, part in zip(mixed.kinds, mixed.rounds)}
+    tables = {size: part.plan.sigmas for (size, _), part in zip(mixed.kinds, mixed.rounds)}
     assert len(set(tables.values())) == 3  # 32 × 64 and 64 × 32 have as many latents
     pipe = load_pipeline(str(folder), torch.float32)
     for size, sigmas in tables.items():

@@ -6,7 +6,7 @@ denoiser, a plan and a rollout of its own. All sizes share the weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from ..joined_rollouts import JoinedRollouts
 from ..prompts.prompt_rows import PromptRow, Size
 
 T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 
 
 class SizedPolicies:
@@ -44,9 +45,9 @@ class SizedPolicies:
         return self._made[size]
 
 
-def by_size(sizes: Sequence[Size | None]) -> Iterator[tuple[Size | None, list[int]]]:
-    """Each size with the numbers of its prompts, in the order of first use."""
-    places: dict[Size | None, list[int]] = {}
+def by_size(sizes: Sequence[K]) -> Iterator[tuple[K, list[int]]]:
+    """Each size, or other kind of prompts, with the numbers of its prompts, in the order of first use."""
+    places: dict[K, list[int]] = {}
     for place, size in enumerate(sizes):
         places.setdefault(size, []).append(place)
     yield from places.items()
@@ -74,13 +75,13 @@ def own_cuts(cuts: Sequence[int], places: Sequence[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class SizedRollout(JoinedRollouts):
-    """Rollouts of P prompts, one for each size.
+    """Rollouts of P prompts, one for each size, or for each size and window.
 
     Attributes:
-        kinds: the size of each rollout; rollouts of one size have one objective.
+        kinds: the size of each rollout, or its size and its window; rollouts of one kind have one objective.
     """
 
-    kinds: tuple[Size | None, ...] = ()
+    kinds: tuple[Hashable, ...] = ()
 
     @cached_property
     def groups(self) -> Tensor:
@@ -100,11 +101,11 @@ def _apart(ids: Sequence[Tensor]) -> Tensor:
     return torch.cat(found)
 
 
-def sized_rollout(parts: Sequence[tuple[Size | None, Sequence[int], Any]]) -> SizedRollout:
+def sized_rollout(parts: Sequence[tuple[Hashable, Sequence[int], Any]]) -> SizedRollout:
     """Join rollouts.
 
     Args:
-        parts: for each size, the numbers of its prompts, and their rollout.
+        parts: for each kind of prompts, the numbers of its prompts, and their rollout.
     """
     return SizedRollout(
         tuple(part for *_, part in parts),
