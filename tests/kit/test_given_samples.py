@@ -277,7 +277,7 @@ def test_a_reward_that_applies_to_nothing_says_so(tmp_path: Path, command: Any) 
         ([{"prompt": "p", "file_name": "no.png"}], "gold", "there is no file"),
         (
             [{"prompt": "p", "completion": "x"}, {"prompt": "p", "file_name": "x.png"}], "gold",
-            "has pictures and completions; put them into two lists",
+            "has completions and pictures; put them into lists of their own",
         ),
     ],
 )  # fmt: skip
