@@ -10,6 +10,7 @@ import pytest
 import requests
 import urllib3
 
+from flowgrpo.rewards.serving import exchange
 from flowgrpo.rewards.serving.http_client import HttpClient, ServerError, Unavailable
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
@@ -181,3 +182,13 @@ def test_a_wrong_ca_file_is_said_at_once(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             HttpClient("r", url, ca_file=path)  # type: ignore[arg-type]
+
+
+def test_a_body_that_stops_is_told_alike_whichever_limit_is_reached_first(
+    drip: Callable[..., Dripper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine the limit of the socket may be reached before the limit of the exchange."""
+    monkeypatch.setattr(exchange, "within", lambda done, seconds: done.wait(seconds + 20))
+    server = drip(HEAD + b"Content-Length: 100000\r\n\r\n", b"")
+    with pytest.raises(Unavailable, match=r"no answer within 0.5 s"):
+        HttpClient("r", f"http://127.0.0.1:{server.port}", timeout=0.5).request("POST", "/score", b"x")

@@ -241,6 +241,7 @@ class HttpClient:
     ) -> tuple[Reply, str | None]:
         """Send a request, and return its reply with the header Retry-After."""
         import requests
+        import urllib3
 
         try:
             with self._open().request(
@@ -265,9 +266,10 @@ class HttpClient:
             raise TimeoutError from None
         except (requests.exceptions.ConnectionError, requests.exceptions.ChunkedEncodingError) as error:
             cause = _inner(error)
-            if isinstance(cause, TimeoutError):
-                # While a request is sent, requests reports the time limit of a socket as a broken connection.
-                raise cause from None
+            if isinstance(cause, (TimeoutError, urllib3.exceptions.TimeoutError)):
+                # While a request is sent or a body is read, requests reports the time limit of a socket as a broken
+                # connection.
+                raise TimeoutError from None
             raise Unavailable(f"{self.url}: {_cause(error)}{self._scheme_hint(cause)}") from None
         except requests.exceptions.RequestException as error:
             raise ServerError(f"{self.url}: {hide(_cause(error), token)}") from None
