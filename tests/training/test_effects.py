@@ -19,6 +19,7 @@ from tests.training.score_paths import PATHS, advantages_of, recipe_of, values_o
 ITERATIONS = (0, 1, 2, 5, 7, 26, 53)
 SAME = {
     "sampler.plan.columns": "a plan does not know which images the data give",
+    "sampler.plan.each": "a plan here belongs to no prompt, see tests/training/test_windows_of_prompts.py",
     "sampler.plan.stochastic": "where the window has all steps but the last, `all` and `window` are the same",
     "text/prefix credit.root": "all completions begin with the same token",
     "text/parts credit.later": "the second part of every completion has the same share of its score",
