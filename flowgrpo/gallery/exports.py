@@ -98,9 +98,10 @@ def write_dataset(folders: Sequence[Path], path: Path) -> Path:
     """Write all samples as a folder for `datasets.load_dataset`: images and `metadata.jsonl`; for text, `data.jsonl`.
 
     Every row has `file_name` (text: `completion`), `prompt`, `prompt_id`, `seed`, `run`, `phase` and `iteration`. If
-    there are videos, it has `frames`: how many stand side by side in the image, 1 for a picture. It has `reward_NAME`
-    for each reward and `column_NAME` for each column of the prompt file; a missing value is null. The text `notes`
-    holds the notes of the rewards. `rendered_NAME` lists the images that a reward made of the completion.
+    there are videos, it has `frames`: how many stand side by side in the image, 1 for a picture. Of a sound, the image
+    shows the spectrum, and `sound` is the path of the WAV file in the folder. Every row has `reward_NAME` for each
+    reward and `column_NAME` for each column of the prompt file; a missing value is null. The text `notes` holds the
+    notes of the rewards. `rendered_NAME` lists the images that a reward made of the completion.
 
     Raises:
         ValueError: see `build_gallery`; or the folder exists.
@@ -138,6 +139,10 @@ def write_dataset(folders: Sequence[Path], path: Path) -> Path:
                 (folder / "images").mkdir(exist_ok=True)
                 shutil.copyfile(runs[number].samples / shot.image, folder / row["file_name"])
             row |= {"frames": shot.frames} if videos else {}
+            if shot.sound:
+                row["sound"] = f"sounds/{len(lines):06d}.wav"
+                (folder / "sounds").mkdir(exist_ok=True)
+                shutil.copyfile(runs[number].samples / shot.sound, folder / row["sound"])
             for name in rendered:
                 made = [runs[number].samples / one.image for one in shot.rendered.get(name, ()) if one.image]
                 row[f"rendered_{name}"] = [copied(image, folder) for image in made]

@@ -36,8 +36,8 @@ def write_scored_pairs(folder: Path, out: Path, reward: str | None, gap: float) 
         not be the files that the prompts name.
 
     Raises:
-        ValueError: the folder has no samples, `out` exists, no reward is named and there are several, there is no pair,
-            or a picture of a prompt is missing.
+        ValueError: the folder has no samples or has sounds, `out` exists, no reward is named and there are several,
+            there is no pair, or a picture of a prompt is missing.
     """
     home = next((place for place in (folder, folder / "samples") if (place / INDEX).is_file()), None)
     if home is None:
@@ -45,6 +45,8 @@ def write_scored_pairs(folder: Path, out: Path, reward: str | None, gap: float) 
             f"{folder} has no {INDEX} of samples; name a run, or a folder that `flowgrpo evaluate --out` has written"
         )
     every, skipped = read_samples(home / INDEX)
+    if any(sample.sound for sample in every):
+        raise ValueError(f"{home / INDEX} has sounds, and a run cannot train on pairs of sounds; name a run of images")
     trained = [sample for sample in every if sample.phase == TRAIN]
     samples = [sample for sample in trained or every if sample.missing is None and not sample.truncated]
     name = _reward(every, reward, home / INDEX)

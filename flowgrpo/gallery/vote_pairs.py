@@ -135,12 +135,18 @@ def sources_of(runs: Sequence[Run], chosen: str) -> list[Source]:
         Two or more sets; one set only if a single word asks for it.
 
     Raises:
-        ValueError: an unknown word, a number that no run has, a run without evaluations, or several words for one set.
+        ValueError: an unknown word, a number that no run has, a run without evaluations or with sounds, or several
+            words for one set.
     """
     evaluated = [run.iterations("eval") for run in runs]
     for run, iterations in zip(runs, evaluated):
         if not iterations:
             raise ValueError(f"{run.folder} has no evaluation samples to vote on; evaluate in the run")
+        if any(shot.sound for pair in run.pairs for shot in pair.shots.values()):
+            raise ValueError(
+                f"{run.folder} has sounds, and the page of votes cannot play them; listen in its gallery, and mark "
+                "favourites there"
+            )
     found: list[Source] = []
     for word in chosen.split(","):
         name = word.strip()

@@ -249,6 +249,11 @@ class Denoiser:
             ValueError: a sample has another number of frames than the pipeline makes.
             PipelineError: the way from a picture to a state cannot be found for this pipeline; see `latents`.
         """
+        if self.sampling_rate is not None:
+            raise PipelineError(
+                f"{type(self.pipe).__name__} makes sounds, and only pictures and videos can be given; sample with "
+                "another sampler.plan"
+            )
         if self._latents is None:
             if not self.checked:
                 self.self_check(prompts[:2])

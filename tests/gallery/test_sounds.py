@@ -9,6 +9,10 @@ import torch
 from PIL import Image
 
 from flowgrpo.gallery.build import build_gallery
+from flowgrpo.gallery.exports import write_dataset
+from flowgrpo.gallery.run_reading import read_run
+from flowgrpo.gallery.scored_pairs import write_scored_pairs
+from flowgrpo.gallery.vote_pairs import sources_of
 from flowgrpo.media.sound import HEIGHT, WIDTH, read_sound, spectrogram, write_sound
 from flowgrpo.training.folder.run_folder import RunFolder, save_sample
 from flowgrpo.votes.samples import read_samples
@@ -92,6 +96,23 @@ def test_the_gallery_names_the_sounds_and_says_what_they_are(run: Path, tmp_path
     data = {file.name: file.read_text() for file in (tmp_path / "gallery" / "data").glob("*.js")}
     assert '\\"sound\\":true' in data["site.js"]
     assert '\\"sounds\\":[\\"iter-000004/eval-0000.wav\\"]' in data["r0-eval-000004.js"]
+
+
+def test_a_data_set_has_the_sounds(run: Path, tmp_path: Path):
+    write_dataset([run], tmp_path / "data")
+    rows = [json.loads(line) for line in (tmp_path / "data" / "metadata.jsonl").read_text().splitlines()]
+    assert [(row["file_name"], row["sound"]) for row in rows] == [
+        (f"images/{k:06d}.png", f"sounds/{k:06d}.wav") for k in range(2)
+    ]
+    assert read_sound(tmp_path / "data" / rows[1]["sound"])[1] == RATE
+
+
+def test_what_would_take_the_spectrum_for_the_sample_is_refused(run: Path, tmp_path: Path):
+    with pytest.raises(ValueError, match="has sounds, and the page of votes cannot play them"):
+        sources_of([read_run(run)], "base,last")
+    with pytest.raises(ValueError, match="a run cannot train on pairs of sounds"):
+        write_scored_pairs(run, tmp_path / "pairs", None, 0.0)
+    assert not (tmp_path / "pairs").exists()
 
 
 def test_a_missing_sound_leaves_its_picture(run: Path):
