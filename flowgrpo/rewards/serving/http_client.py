@@ -266,7 +266,7 @@ class HttpClient:
             raise TimeoutError from None
         except (requests.exceptions.ConnectionError, requests.exceptions.ChunkedEncodingError) as error:
             cause = _inner(error)
-            if isinstance(cause, (TimeoutError, urllib3.exceptions.TimeoutError)):
+            if isinstance(cause, (TimeoutError, urllib3.exceptions.ReadTimeoutError)):
                 # While a request is sent or a body is read, requests reports the time limit of a socket as a broken
                 # connection.
                 raise TimeoutError from None
