@@ -120,7 +120,7 @@ class Trial:
         if "sounds" in needed:
             raise ValueError(
                 f"reward {self.reward.name!r} scores `sounds`, and the kit tries rewards on pictures and texts; look "
-                f"at its scores of sounds that exist with `flowgrpo rewards score {spec.name} --samples RUN`"
+                "at its scores of sounds that exist with `rewards score`"
             )
         wrong = "images" if self.task == "text" else "completions"
         if wrong in needed:
