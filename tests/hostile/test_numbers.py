@@ -18,7 +18,7 @@ Key = tuple[str, ...]
 SIGNED = {
     "evaluate.rewards.at_least", "evaluate.rewards.gate.at_least",
     "evaluate.rewards.gate.closed", "evaluate.rewards.weight", "rewards.at_least", "rewards.gate.at_least",
-    "rewards.gate.closed", "rewards.weight", "rollout.budget.success",
+    "rewards.gate.closed", "rewards.weight", "rollout.budget.success", "schedules.end", "schedules.start",
 }  # fmt: skip
 
 
