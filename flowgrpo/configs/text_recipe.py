@@ -48,7 +48,7 @@ class TextModelConfig(ChatConfig):
     )
     quantize: Literal["float8", "int8", "nf4"] | None = Field(
         None,
-        description="LoRA: keep the frozen linear weights but those of the output layer in 8 bits, through torchao, or "
+        description="LoRA: keep the frozen linear weights, without the output layer, in 8 bits, through torchao, or "
         "in 4 bits with `nf4` (QLoRA), through bitsandbytes.",
     )
 
