@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageStat
 
+import flowgrpo
 from flowgrpo.kit.material import Material, arithmetic_samples, scene_samples
 from flowgrpo.rewards.registry import BUILTIN
 from flowgrpo.worlds.scenes.draw import SHAPES, draw
@@ -49,6 +50,7 @@ BRIGHT = {"question": "Is it bright?", "choices": ["yes", "no"], "answer": "yes"
 SHORT = ("a cat", "a dog")
 PAIRS = 60
 REFERENCE_PICTURE = str(Path(__file__).with_name("images") / "before-after.png")
+TARGET_PICTURE = str(min((Path(flowgrpo.__file__).parent / "worlds" / "scenes" / "pairs" / "images").iterdir()))
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,7 @@ def all_material() -> dict[str, Material]:
             scenes, columns={"given_place": [row % 6 for row in range(24)], "given_places": [6] * 24}
         ),
         "scenes, with a reference": replace(scenes, columns={"image": [REFERENCE_PICTURE] * len(scenes)}),
+        "scenes, with a target": replace(scenes, columns={"target_image": [TARGET_PICTURE] * len(scenes)}),
         "scenes, with questions": replace(scenes, columns={"questions": [[BRIGHT]] * len(scenes)}),
         "videos": replace(short.changed(videos), source="8 videos of 4 frames"),
         "pages": _pages(),
@@ -220,6 +223,7 @@ def makers() -> dict[str, Maker]:
         Case("equations", NONE, "worked"),
         Case("given", NONE, "scenes, as if given"),
         Case("gold", NONE, options={"dense": True}),
+        Case("image_similarity", SHIPPED, "scenes, with a target", {"features": "scenes"}),
         Case("jpeg_compressibility", NONE),
         Case("jpeg_incompressibility", NONE),
         Case("json_output", NONE, "objects"),
@@ -231,8 +235,10 @@ def makers() -> dict[str, Maker]:
         Case("ocr", PACKAGE, "pages", {"engine": {"Det.limit_side_len": 96}}),
         Case("paint", NONE),
         Case("proxy", SHIPPED),
+        Case("psnr", NONE, "scenes, with a target"),
         Case("relative", SHIPPED, options={"reward": "proxy", "liked": ["red"], "disliked": ["blue"]}),
         Case("rendered", SHIPPED, "rewritten", {"reward": "proxy", "model": "scenes", "set": ["evaluate.steps=4"]}),
+        Case("ssim", NONE, "scenes, with a target"),
         Case("sql", NONE, "queries"),
         Case("text_format", NONE, "answers", {"pattern": r"[\d ]+"}),
         Case("tool_match", NONE, "called", {"begin": "c", "end": "="}),

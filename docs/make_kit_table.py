@@ -241,7 +241,7 @@ def _table(head: list[str], rows: list[list[str]]) -> list[str]:
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;")
+    return text.replace(f"{ROOT}/", "").replace("|", "\\|").replace("<", "&lt;")
 
 
 if __name__ == "__main__":

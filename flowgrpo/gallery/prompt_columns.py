@@ -13,8 +13,10 @@ from .page_files import copy_by_content
 
 SIDES = ("height", "width")
 """Columns that a recipe reads by these names, as it does `image`."""
-FURTHER = ("mask_image", "control_image", "control_mask", "last_image", "image_reference", "reference_image")
-"""Columns of further pictures for the pipeline, which a recipe reads by these names."""
+FURTHER = (
+    "mask_image", "control_image", "control_mask", "last_image", "image_reference", "reference_image", "target_image",
+)  # fmt: skip
+"""Columns of further pictures for the pipeline or for rewards, which a recipe reads by these names."""
 PICTURES = IMAGE_SUFFIXES | {".bmp", ".tif", ".tiff"}
 """Endings of pictures of prompts. Pages show the last three by their copies only."""
 _DIGITS = 24  # of the content's hash, in the name of a run's copy of a picture

@@ -42,6 +42,7 @@ BUILTIN: dict[str, str] = {
     "hpsv2": "flowgrpo.rewards.models.hpsv2:HpsV2",
     "hpsv3": "flowgrpo.rewards.models.hpsv3:HpsV3",
     "image_classifier": "flowgrpo.rewards.models.image_classifier:ImageClassifier",
+    "image_similarity": "flowgrpo.rewards.models.image_similarity:ImageSimilarity",
     "imagereward": "flowgrpo.rewards.models.imagereward:ImageReward",
     "jpeg_compressibility": "flowgrpo.rewards.models.jpeg:JpegCompressibility",
     "jpeg_incompressibility": "flowgrpo.rewards.models.jpeg:JpegIncompressibility",
@@ -56,6 +57,7 @@ BUILTIN: dict[str, str] = {
     "paint": "flowgrpo.worlds.scenes.paint:Paint",
     "pickscore": "flowgrpo.rewards.models.pickscore:PickScore",
     "proxy": "flowgrpo.worlds.scenes.proxy_scorer:Proxy",
+    "psnr": "flowgrpo.rewards.models.likeness:Psnr",
     "quiz": "flowgrpo.rewards.judges.judge_quiz:Quiz",
     "reactions": "flowgrpo.rewards.models.reactions:Reactions",
     "relative": "flowgrpo.rewards.relative:Relative",
@@ -65,6 +67,7 @@ BUILTIN: dict[str, str] = {
     "safety": "flowgrpo.rewards.models.image_classifier:Safety",
     "siglip": "flowgrpo.rewards.models.siglip:Siglip",
     "sql": "flowgrpo.rewards.sandbox.sql:Sql",
+    "ssim": "flowgrpo.rewards.models.likeness:Ssim",
     "text_format": "flowgrpo.rewards.text.text_format:TextFormat",
     "tool_match": "flowgrpo.rewards.text.tool_match:ToolMatch",
     "tool_thrift": "flowgrpo.rewards.text.tool_thrift:ToolThrift",
@@ -75,7 +78,9 @@ BUILTIN: dict[str, str] = {
     "win_rate": "flowgrpo.rewards.win_rate:WinRate",
 }
 
-LIGHT = frozenset({"answer", "equations", "given", "gold", "majority", "paint", "text_format", "tool_match"})
+LIGHT = frozenset(
+    {"answer", "equations", "given", "gold", "majority", "paint", "psnr", "ssim", "text_format", "tool_match"}
+)
 """Built-in classes whose constructor reads no weights and asks no server. An instance can be made just to check its
 options."""
 NEEDS = {"math": ("math_verify",), "ocr": ("rapidocr", "onnxruntime")}

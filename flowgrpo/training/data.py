@@ -25,6 +25,8 @@ from .prompts.stored_pictures import stored_pictures
 from .prompts.stored_table import StoredColumns, StoredTable, parquet_table
 
 IMAGE = "image"
+TARGET = "target_image"
+"""The column of pictures that rewards compare samples with."""
 INDEX = "index.jsonl"
 """The list of the samples of a run, which gets further lines while the run goes on."""
 _START = "the folder of the prompt file"
@@ -192,12 +194,40 @@ def with_conditions(
     return found
 
 
+def with_targets(rows: Sequence[PromptRow], source: str) -> list[PromptRow]:
+    """The prompts with the pictures of their column `target_image`, if there is one; rewards compare samples with them.
+
+    The column holds one path for each prompt, or the pictures of a data set, as for `with_conditions`. In the column
+    `target_image` of the result, which rewards get, paths start at the working directory.
+
+    Raises:
+        ValueError: a picture is missing or cannot be read, or some prompts have a picture and others have none. The
+            message names file and line.
+    """
+    if any(row.target is not None for row in rows):
+        return list(rows)
+    key, stored = _picture_column(rows, TARGET), rows[0].columns if rows else None
+    in_table = isinstance(stored, StoredColumns) and key in stored.table.pictures
+    if not in_table and not any(row.columns.get(key) for row in rows):
+        return list(rows)
+    found = []
+    for row, path in zip(rows, _files_in(rows, source, key)):
+        picture = _single(row, TARGET, path)
+        found.append(replace(row.with_columns({TARGET: str(path)}), target=picture))
+    return found
+
+
 def _conditioned(row: PromptRow, name: str, path: Path | list[Path]) -> PromptRow:
+    picture = _single(row, name, path)
+    return replace(row.with_columns({name: str(path)}), conditions={**row.conditions, name: picture})
+
+
+def _single(row: PromptRow, name: str, path: Path | list[Path]) -> Picture:
     if isinstance(path, list):
         raise ValueError(f"{row.place}: `{name}` is a list of {len(path)} pictures; write the path of one picture")
     picture = Picture(path, row.place, _START)
     _ = picture.size  # raises for a missing file, before anything is loaded
-    return replace(row.with_columns({name: str(path)}), conditions={**row.conditions, name: picture})
+    return picture
 
 
 OF_PLAN = "write the columns that hold the images of a prompt, the best image first, as sampler.plan.columns"

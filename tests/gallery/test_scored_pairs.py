@@ -13,7 +13,7 @@ from flowgrpo.gallery.prompt_columns import FURTHER, PICTURES
 from flowgrpo.gallery.scored_pairs import write_scored_pairs
 from flowgrpo.pipelines import arguments
 from flowgrpo.pipelines.pictures import ENDINGS, Picture
-from flowgrpo.training.data import PromptRow, read_prompts, with_given
+from flowgrpo.training.data import TARGET, PromptRow, read_prompts, with_given
 from flowgrpo.training.folder.prompt_pictures import PromptPictures
 from tests.gallery.folders import picture, record, write_run, written
 
@@ -218,7 +218,7 @@ def test_a_picture_that_the_columns_do_not_name_is_taken_from_its_copy(tmp_path:
 
 def test_all_pictures_that_prompts_may_have_can_be_copied() -> None:
     assert set(ENDINGS) <= PICTURES
-    assert FURTHER == arguments.FURTHER
+    assert (*arguments.FURTHER, TARGET) == FURTHER
 
 
 @pytest.mark.parametrize(

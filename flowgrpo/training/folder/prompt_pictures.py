@@ -37,7 +37,7 @@ class PromptPictures:
             ValueError: a picture can no longer be read.
             OSError: a copy cannot be written.
         """
-        return [self._copy(picture) for picture in (*row.shown, *row.conditions.values())]
+        return [self._copy(picture) for picture in (*row.shown, *row.conditions.values(), *filter(None, [row.target]))]
 
     def _copy(self, picture: Picture) -> str:
         if picture.path not in self._names:

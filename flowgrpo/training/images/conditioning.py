@@ -13,10 +13,10 @@ import numpy as np
 
 from ...configs.prompt_source import prompt_source
 from ...configs.schema import Recipe
-from ...pipelines.arguments import FURTHER, PICTURES, TEXTS, Parameters, accepts, needs_picture
+from ...pipelines.arguments import FURTHER, TEXTS, Parameters, accepts, needs_picture
 from ...pipelines.pictures import Picture
 from ...weights.pipeline_folders import pipeline_class
-from ..data import IMAGE, Data, PromptRow, with_conditions, with_pictures
+from ..data import IMAGE, Data, PromptRow, with_conditions, with_pictures, with_targets
 from ..teachers import COLUMN, named
 from .images_beside import learned
 
@@ -41,7 +41,7 @@ def call_parameters(folder: str, pipeline: str | None = None) -> Parameters | No
 
 
 def take_pictures(data: Data, recipe: Recipe, call: Mapping[str, Any], parameters: Parameters) -> None:
-    """Give prompts the pictures and further texts of their files, if the pipeline's call takes any.
+    """Give prompts the pictures and further texts of their files: those that the pipeline's call takes, and targets.
 
     Args:
         data: of the recipe; its prompts are replaced.
@@ -54,8 +54,6 @@ def take_pictures(data: Data, recipe: Recipe, call: Mapping[str, Any], parameter
             of different sizes would give the samples different sizes.
     """
     taught = _shown_to_teachers(data.train.rows, recipe, call, parameters)
-    if not any(name in parameters for name in (*PICTURES, *TEXTS)):
-        return
     data.train.rows = illustrated(data.train.rows, recipe.data.train, call, parameters)
     if recipe.data.heldout:
         shown = {**call, **recipe.evaluate.call}
@@ -139,7 +137,7 @@ def _refuse_other_shapes(rows: Sequence[PromptRow]) -> None:
 def illustrated(
     rows: list[PromptRow], source: str | None, call: Mapping[str, Any], parameters: Parameters
 ) -> list[PromptRow]:
-    """The prompts of a file with their pictures and further texts, if the pipeline's call takes any.
+    """The prompts of a file with their pictures and further texts: those that the pipeline's call takes, and targets.
 
     Args:
         rows: the prompts.
@@ -155,7 +153,7 @@ def illustrated(
     further = [name for name in FURTHER if name in parameters]
     if source is not None:
         pictured = with_pictures(rows, source) if IMAGE in parameters else rows
-        made = with_conditions(pictured, source, further, rows)
+        made = with_targets(with_conditions(pictured, source, further, rows), source)
         if not any(MASK in row.conditions for row in rows):
             _refuse_black_masks(made)
         rows = made

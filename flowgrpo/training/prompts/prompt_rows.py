@@ -66,6 +66,7 @@ class PromptRow:
         conditions: further pictures for the pipeline, by the argument of its call; see `with_conditions`.
         texts: further texts for the pipeline, by the argument of its call, such as lyrics.
         teaching: the pictures that the prompt's teacher sees in place of `pictures`; None if it sees these.
+        target: the picture that rewards compare samples with; see `with_targets`. No pipeline sees it.
     """
 
     id: int
@@ -79,6 +80,7 @@ class PromptRow:
     conditions: Mapping[str, Picture] = field(default_factory=dict)
     texts: Mapping[str, str] = field(default_factory=dict)
     teaching: Picture | tuple[Picture, ...] | None = None
+    target: Picture | None = None
 
     @property
     def prompt(self) -> str:
