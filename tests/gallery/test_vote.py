@@ -16,8 +16,9 @@ from typer.testing import CliRunner
 
 from flowgrpo.cli.app import app
 from flowgrpo.gallery import vote_server
-from flowgrpo.gallery.vote_server import LONGEST, Booth, VoteServer
+from flowgrpo.gallery.vote_server import Booth, VoteServer
 from flowgrpo.votes.file import latest, read_votes
+from flowgrpo.votes.local_page import LONGEST
 from tests.gallery.folders import HOSTILE, Elements, write_run, written
 from tests.gallery.test_browser import CHROMIUM, needs_chromium
 from tests.gallery.voting import Client, booth, serving, write_mine, write_other
