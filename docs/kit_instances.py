@@ -18,15 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image, ImageStat
 
 import flowgrpo
 from flowgrpo.kit.material import Material, arithmetic_samples, scene_samples
+from flowgrpo.rewards.person import person
 from flowgrpo.rewards.registry import BUILTIN
 from flowgrpo.worlds.scenes.draw import SHAPES, draw
 from flowgrpo.worlds.scenes.scene_prompts import compose, disturb, ground_colour, split
 from tests.rewards import test_hpsv3, test_imagereward, test_videoalign
+from tests.rewards.marking import Marker
 from tests.rewards.served import Served
 from tests.rewards.stub_server import Reply, StubServer, question_of, said
 from tests.rewards.test_ocr import page as lines_of_text
@@ -374,8 +377,21 @@ def brightness_of(request: Mapping[str, Any]) -> float:
     """Mean brightness, from 0 to 1, of the last picture that a judge is shown."""
     content = request["body"]["messages"][-1]["content"]
     url = [part["image_url"]["url"] for part in content if part["type"] == "image_url"][-1]
-    picture = Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2])))
-    return sum(ImageStat.Stat(picture.convert("RGB")).mean) / 3 / 255
+    return _brightness(base64.b64decode(url.partition(",")[2]))
+
+
+def _brightness(content: bytes) -> float:
+    return sum(ImageStat.Stat(Image.open(io.BytesIO(content)).convert("RGB")).mean) / 3 / 255
+
+
+def _person(folder: Path, ending: ExitStack) -> Case:
+    """A program in the place of the person, which marks bright pictures."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(
+        person, "announce", lambda url: Marker(url, lambda samples: [int(_brightness(s) > 0.88) for s in samples])
+    )
+    ending.callback(patch.undo)
+    return Case("person", "a program", options={"answers": str(folder / "marks.jsonl")})
 
 
 def _critique(folder: Path, ending: ExitStack) -> Case:
@@ -464,6 +480,7 @@ _MADE: dict[str, Maker] = {
     "imagereward": _imagereward,
     "judge": _asked("judge", lambda brightness: said(f"Score: {10 * brightness:.3f}")),
     "judge_logprob": _asked("judge_logprob", _token),
+    "person": _person,
     "pickscore": _pickscore,
     "quiz": _quiz,
     "reactions": _reactions,

@@ -36,6 +36,7 @@ from flowgrpo.kit import optimise
 from flowgrpo.pipelines.conformance import conform as conformance
 from flowgrpo.pipelines.conformance.videos import VIDEOS
 from flowgrpo.rewards import RewardSet, RewardSpec
+from flowgrpo.rewards.person import person
 from flowgrpo.rewards.registry import check_options, resolve
 from flowgrpo.training.folder.run_folder import RunFolder
 from flowgrpo.training.recipe_plans import check_plans
@@ -48,6 +49,7 @@ from tests.gallery.folders import record, write_run
 from tests.gallery.voting import Client
 from tests.inference import hub_server
 from tests.rewards.certificate import CERTIFICATE, KEY
+from tests.rewards.marking import Marker
 from tests.text.diffusion_folders import llada_folder, sdar_folder
 from tests.tiny_rewards import save_open_clip
 
@@ -542,6 +544,7 @@ def _serve(reader: Reader, words: list[str], example: Example) -> None:
     seen: dict[str, Any] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cli_rewards, "say", _ask_and_stop(cli_rewards.say, seen, asked))
+        patch.setattr(person, "announce", Marker)  # a program in the place of the person
         reader.flowgrpo("rewards", "serve", *small)
     assert seen["health"] == 200
     assert seen["scores"].shape == (2, 1)

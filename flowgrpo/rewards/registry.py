@@ -55,6 +55,7 @@ BUILTIN: dict[str, str] = {
     "math": "flowgrpo.rewards.text.math_answer:MathAnswer",
     "ocr": "flowgrpo.rewards.models.ocr:Ocr",
     "paint": "flowgrpo.worlds.scenes.paint:Paint",
+    "person": "flowgrpo.rewards.person.person:Person",
     "pickscore": "flowgrpo.rewards.models.pickscore:PickScore",
     "proxy": "flowgrpo.worlds.scenes.proxy_scorer:Proxy",
     "psnr": "flowgrpo.rewards.models.likeness:Psnr",

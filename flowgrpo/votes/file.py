@@ -5,15 +5,12 @@ file can be read without the command that wrote it. docs/gallery.md lists the fi
 """
 
 import hashlib
-import json
-import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .lines import check_image, iterate_jsonl
+from .lines import append_jsonl, check_image, iterate_jsonl
 from .samples import as_text, parse_messages
 
 FILE = "votes.jsonl"
@@ -97,16 +94,7 @@ def append_votes(path: Path, votes: Sequence[Vote]) -> None:
     Raises:
         OSError: the lines could not be written completely. An incomplete line is ignored on reading.
     """
-    lines = "".join(json.dumps(_row(vote)) + "\n" for vote in votes).encode()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+b", buffering=0) as file, _locked(file.fileno()):
-        if file.seek(0, os.SEEK_END):
-            file.seek(-1, os.SEEK_END)
-            # If a crash has left an incomplete last line, the new lines must not be joined to it.
-            lines = lines if file.read(1) == b"\n" else b"\n" + lines
-        if file.write(lines) != len(lines):
-            raise OSError(f"only a part of the votes could be written to {path}; is the disk full?")
-        os.fsync(file.fileno())
+    append_jsonl(path, [_row(vote) for vote in votes])
 
 
 def votes_file(name: str | Path) -> Path:
@@ -244,17 +232,3 @@ def _typed(record: dict[str, Any], key: str, kind: type[Kind]) -> Kind:
     if type(value) is not kind:  # isinstance would accept a bool as an int
         raise TypeError(f"{key} is {value!r}")
     return value
-
-
-@contextmanager
-def _locked(descriptor: int) -> Iterator[None]:
-    try:
-        import fcntl
-    except ImportError:  # this system has no such locks; a single write at the end of the file is the best alternative
-        yield
-        return
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)

@@ -1,7 +1,10 @@
-"""Reading of untrusted files, which a crash may have cut short: JSON lines, and the paths of images in them."""
+"""JSON lines: reading of untrusted files, which a crash may have cut short, with paths of images; and appending."""
 
+import json
+import os
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,40 @@ def read_jsonl(path: Path) -> tuple[list[tuple[int, dict[str, Any]]], int]:
     lines = list(iterate_jsonl(path))
     records = [(number, record) for number, record in lines if record is not None]
     return records, len(lines) - len(records)
+
+
+def append_jsonl(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Append objects to a JSON-lines file; they are on the disk when this function returns.
+
+    Processes that write to the same file take turns. The folder of the file is made if it is not there.
+
+    Raises:
+        OSError: the lines could not be written completely. An incomplete line is ignored on reading.
+    """
+    lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b", buffering=0) as file, _locked(file.fileno()):
+        if file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+            # If a crash has left an incomplete last line, the new lines must not be joined to it.
+            lines = lines if file.read(1) == b"\n" else b"\n" + lines
+        if file.write(lines) != len(lines):
+            raise OSError(f"only a part could be written to {path}; is the disk full?")
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def _locked(descriptor: int) -> Iterator[None]:
+    try:
+        import fcntl
+    except ImportError:  # this system has no such locks; a single write at the end of the file is the best alternative
+        yield
+        return
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 def check_image(
