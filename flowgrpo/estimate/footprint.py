@@ -314,7 +314,7 @@ def footprint(module: nn.Module, inputs: Mapping[str, Any], rows: int = 1, *, al
     """The cost of `module(**inputs)` for each row, on `meta`; parameters that require a gradient count as trained.
 
     Args:
-        module: a denoiser that can checkpoint its blocks.
+        module: a denoiser. If it cannot checkpoint its blocks, nothing is evaluated again.
         inputs: tensors on `meta`, which may be in dicts and lists.
         rows: number of rows of the inputs. A single row may need fewer copies than each of several rows.
         alike: among blocks whose weights have equal shapes, run only one, and multiply its cost by their number.
@@ -350,15 +350,17 @@ def footprint(module: nn.Module, inputs: Mapping[str, Any], rows: int = 1, *, al
     repeats = [1] * len(blocks) if counts is None else counts
     more = [(count - 1, block) for count, block in zip(repeats, blocks, strict=True)]
     entered = sum(size for key, size in entering.items() if key not in fixed)
+    whole, again = kept + sum(n * block.saved for n, block in more), _recomputes(module)
+    inputs_alone = kept + outside + entered + sum(n * block.streams for n, block in more)
     return Footprint(
         forward=(forward + sum(n * block.forward for n, block in more)) / rows,
         backward=(tally.total - forward + sum(n * block.backward for n, block in more)) / rows,
-        recompute=sum((n + 1) * block.forward for n, block in more) / rows,
+        recompute=sum((n + 1) * block.forward for n, block in more) / rows if again else 0.0,
         working=live.most // rows,
         mask=tally.mask // rows,
-        saved=(kept + sum(n * block.saved for n, block in more)) // rows,
-        kept=(kept + outside + entered + sum(n * block.streams for n, block in more)) // rows,
-        block=max((block.saved for block in blocks), default=0) // rows,
+        saved=whole // rows,
+        kept=(inputs_alone if again else whole) // rows,
+        block=max((block.saved for block in blocks), default=0) // rows if again else 0,
     )
 
 
@@ -423,14 +425,40 @@ def _constants(module: nn.Module) -> list[Tensor]:
     return [*module.parameters(), *module.buffers(), *tables]
 
 
+def _recomputes(module: nn.Module) -> bool:
+    """Whether a denoiser can checkpoint its blocks."""
+    return bool(getattr(module, "_supports_gradient_checkpointing", True))
+
+
 @contextlib.contextmanager
 def _checkpointing(module: nn.Module, function: Callable[..., Any]) -> Iterator[None]:
-    """Within this context, blocks that can be checkpointed are called through `function`."""
-    module.enable_gradient_checkpointing(function)  # type: ignore[operator]
+    """Within this context, blocks that can be checkpointed, or else those of stacks, are called through `function`."""
+    if _recomputes(module):
+        module.enable_gradient_checkpointing(function)  # type: ignore[operator]
+        try:
+            yield
+        finally:
+            module.disable_gradient_checkpointing()  # type: ignore[operator]
+        return
+    stacks = {name: child for name, child in module.named_children() if isinstance(child, nn.ModuleList)}
+    for name, stack in stacks.items():
+        setattr(module, name, nn.ModuleList([_Called(function, block) for block in stack]))
     try:
         yield
     finally:
-        module.disable_gradient_checkpointing()  # type: ignore[operator]
+        for name, stack in stacks.items():
+            setattr(module, name, stack)
+
+
+class _Called(nn.Module):
+    """A block that is called through a function."""
+
+    def __init__(self, function: Callable[..., Any], block: nn.Module) -> None:
+        super().__init__()
+        self.function, self.block = function, block
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(self.block, *args, **kwargs)
 
 
 @dataclass(frozen=True)

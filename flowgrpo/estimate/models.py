@@ -252,6 +252,10 @@ def _denoiser(
     saved = 0 if quantized is None else saved_bytes(module, quantized)
     size, modules = _bytes(module) - saved, {"transformer": module}
     pipe: Any = SimpleNamespace(components=modules)
+
+    def cast(value: Tensor) -> Tensor:
+        return value.to(dtype) if value.is_floating_point() else value
+
     settings: Any = {**module.config, **architecture.inputs, **dict(beside)}  # type: ignore[dict-item]
     with torch.device("meta"):
         if adapter:
@@ -260,7 +264,7 @@ def _denoiser(
         else:
             weights = TrainedWeights.full(pipe, modules=modules)
         family = FAMILIES[name]
-        inputs = tree_map_only(Tensor, lambda value: value.to(dtype), family.inputs(settings, latent, tokens, ROWS))
+        inputs = tree_map_only(Tensor, cast, family.inputs(settings, latent, tokens, ROWS))
         evaluation = footprint(module, inputs, ROWS, alike=family.alike)
     blocks = [_numbers(block) for block in repeated_blocks(module)]
     given = inputs | inputs.get("added_cond_kwargs", {})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from ..weights.pipeline_folders import is_part
 from ..weights.precision import cast_base
 from .families import FAMILIES
 from .known_pipelines import CAUSAL_VAE, EDITED, EDITS, KNOWN, ONE_EVALUATION, Architecture
+from .sound_inputs import sound_shape
 
 
 def architecture_of(path: str, pipeline: str | None = None) -> Architecture:
@@ -55,25 +57,31 @@ def architecture_of(path: str, pipeline: str | None = None) -> Architecture:
     kind = pipeline or str(read_json_object(folder / "model_index.json").get("_class_name"))
     vision = [name for name in part if name.startswith("image_encoder") and (folder / name).is_dir()]
     encoders = [name for name in part if name.startswith("text_encoder") and (folder / name).is_dir()]
+    settings = _read(folder / key / "config.json")
+    once = bool(index.get("is_distilled") or settings.get("is_turbo"))
     return Architecture(
-        (part[key], _read(folder / key / "config.json")),
+        (part[key], settings),
         (part["vae"], _read(folder / "vae" / "config.json")),
         {name: _stored_numbers(folder / name) for name in encoders},
         experts=2 if "transformer_2" in part else 1,
         others={name: _stored_numbers(folder / name) for name in OTHERS if name in part},
         guider=_conditions(folder / "guider", part["guider"]) if "guider" in part else None,
-        one_evaluation=kind in ONE_EVALUATION or bool(index.get("is_distilled")),
+        one_evaluation=kind in ONE_EVALUATION or once,
         image_encoders={name: _stored_numbers(folder / name) for name in vision},
         inputs={
             **EDITS.get(kind, {}),
             "expand_timesteps": bool(index.get("expand_timesteps")),
             **({"image_tokens": _image_tokens(folder / vision[0] / "config.json")} if vision else {}),
             **(_sound(folder) if FAMILIES[part[key]].sound else {}),
+            **(_conditioned(folder) if "condition_encoder" in part else {}),
         },
     )
 
 
-OTHERS = "connectors", "audio_vae", "vocoder"
+OTHERS = (
+    "connectors", "audio_vae", "vocoder",
+    "duration_embedder", "condition_encoder", "audio_tokenizer", "audio_token_detokenizer",
+)  # fmt: skip
 """Folders of further networks of a pipeline, which stay on the card."""
 
 
@@ -106,6 +114,11 @@ def _sound(folder: Path) -> dict[str, Any]:
     return {"sound_rate": rate, "kept_width": texts["caption_channels"] * texts["text_proj_in_factor"]}
 
 
+def _conditioned(folder: Path) -> dict[str, Any]:
+    """`kept_width` of a pipeline whose condition encoder makes the denoiser's texts in each call."""
+    return {"kept_width": _read(folder / "condition_encoder" / "config.json")["text_hidden_dim"]}
+
+
 def _image_tokens(path: Path) -> int:
     """Tokens of a picture from a vision transformer's configuration: its patches, and in CLIP one for the whole."""
     config = _read(path)
@@ -123,7 +136,9 @@ def built(name: str, config: Mapping[str, Any], dtype: torch.dtype) -> nn.Module
     """A network of diffusers on `meta`, in the number format that `cast_base` would give it."""
     import diffusers
 
-    with torch.device("meta"):
+    with torch.device("meta"), warnings.catch_warnings():
+        # The autoencoders of sounds use a function of torch that has a newer form.
+        warnings.filterwarnings("ignore", message=".*weight_norm.*", category=FutureWarning)
         module: nn.Module = getattr(diffusers, name).from_config(dict(config))
     module.to("meta").requires_grad_(False)
     pipe: Any = SimpleNamespace(components={"transformer": module})
@@ -132,12 +147,14 @@ def built(name: str, config: Mapping[str, Any], dtype: torch.dtype) -> nn.Module
 
 
 def latent_shape(architecture: Architecture, call: Mapping[str, Any]) -> tuple[int, ...]:
-    """Shape of the latent that the VAE decodes: [C, h, w], or [C, f, h, w] for a model of videos.
+    """Shape of the latent that the VAE decodes: [C, h, w], [C, f, h, w] for a model of videos, [C, L] of sounds.
 
     A denoiser may take more channels: image-to-video appends a picture to the state.
     """
     (name, config), (_, settings) = architecture.denoiser, architecture.vae
     family = FAMILIES[name]
+    if family.seconds is not None:
+        return sound_shape(family.seconds, call, settings)
     scale, each = _compression(settings)
     tall, wide = family.default_size(config, scale)
     height, width = int(call.get("height", tall)) // scale, int(call.get("width", wide)) // scale

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from .known_pipelines import CLIP_H_TOKENS
+from .sound_inputs import ACE_STEP_TEXT, STABLE_AUDIO_TEXT, Seconds, ace_step, longcat, stable_audio
 
 
 class Scale(NamedTuple):
@@ -72,6 +73,7 @@ class Family:
             for latents without this axis.
         size: height and width of the pipeline's default call, or a function of the denoiser's configuration and of the
             autoencoder's compression in space; None for a square of the denoiser's `sample_size`.
+        seconds: how the call says the length of a sound, for pipelines of sounds.
     """
 
     inputs: Callable[[Mapping[str, Any], tuple[int, ...], int, int], dict[str, Any]]
@@ -90,6 +92,7 @@ class Family:
     decoded_alone: bool = False
     frames: int | None = None
     size: tuple[int, int] | Callable[[Mapping[str, Any], int], tuple[int, int]] | None = None
+    seconds: Seconds | None = None
 
     def evaluations(self, call: Mapping[str, Any], one: bool = False, guider: int | None = None) -> GuidedCalls:
         """How the pipeline evaluates a state.
@@ -371,6 +374,39 @@ FAMILIES = {
         sound=True,
         frames=121,
         size=(512, 768),
+    ),
+    "StableAudio3DiTModel": Family(
+        stable_audio,
+        STABLE_AUDIO_TEXT,
+        STABLE_AUDIO_TEXT,
+        (Scale("guidance_scale", 1.0),),
+        False,
+        True,
+        False,
+        apart=True,
+        seconds=Seconds("duration", 10.0),
+    ),
+    "AceStepTransformer1DModel": Family(
+        ace_step,
+        ACE_STEP_TEXT,
+        ACE_STEP_TEXT,
+        (Scale("guidance_scale", 7.0),),
+        False,
+        True,
+        False,
+        apart=True,
+        seconds=Seconds("audio_duration", 60.0),
+    ),
+    "LongCatAudioDiTTransformer": Family(
+        longcat,
+        None,
+        0,
+        (Scale("guidance_scale", 4.0),),
+        False,
+        False,
+        False,
+        apart=True,
+        seconds=Seconds("audio_duration_s", 30.0, part=False, longest=30.0),
     ),
     "UNet2DConditionModel": Family(_unet, 77, 77, _GUIDANCE, False, True, False, alike=False, wide="always"),
 }

@@ -12,6 +12,8 @@ MISTRAL_SMALL, QWEN3_4B, QWEN3_8B, LLAMA3_8B = 24_011_361_280, 4_022_468_096, 8_
 GEMMA3_12B, QWEN_VL_TEXT, BYT5_SMALL, SIGLIP = 12_187_325_040, 7_070_619_136, 217_657_472, 428_225_600
 LTX2_CONNECTORS, LTX2_SOUND, LTX2_VOCODER = 1_431_475_200, 53_248_146, 55_592_802
 CLIP_H_VISION, CLIP_H_TOKENS = 630_766_080, 257
+T5GEMMA_BASE, UMT5_BASE, QWEN3_EMBEDDING = 281_580_288, 281_861_376, 595_776_512
+SA3_DURATION, ACE_CONDITIONS, ACE_TOKENIZERS = 197_376, 609_329_664, 210_043_974
 _VAE = {
     "block_out_channels": [128, 256, 512, 512], "down_block_types": ["DownEncoderBlock2D"] * 4,
     "up_block_types": ["UpDecoderBlock2D"] * 4, "layers_per_block": 2, "latent_channels": 16,
@@ -148,6 +150,35 @@ def _hunyuan_video15(target: int, guided: bool, picture: bool, **settings: Any) 
     )
 
 
+_STABLE_AUDIO3 = Architecture(
+    ("StableAudio3DiTModel", {}),
+    (
+        "AutoencoderSAME",
+        {
+            "encoder_channels": 256, "encoder_transformer_depths": [12], "decoder_sinusoidal_blocks": [8],
+            "latent_dim": 256, "patch_size": 256, "encoder_strides": [16], "sampling_rate": 44_100,
+        },
+    ),
+    {"T5Gemma-base": T5GEMMA_BASE},
+    others={"duration_embedder": SA3_DURATION},
+)  # fmt: skip
+
+
+def _ace_step(**sizes: int) -> Architecture:
+    """A distilled ACE-Step 1.5, which takes no guidance."""
+    return Architecture(
+        ("AceStepTransformer1DModel", {"is_turbo": True, **sizes}),
+        (
+            "AutoencoderOobleck",
+            {"downsampling_ratios": [2, 4, 4, 6, 10], "decoder_input_channels": 64, "sampling_rate": 48_000},
+        ),
+        {"Qwen3-Embedding-0.6B": QWEN3_EMBEDDING},
+        one_evaluation=True,
+        inputs={"kept_width": 1024},
+        others={"condition_encoder": ACE_CONDITIONS, "tokenizers of sounds": ACE_TOKENIZERS},
+    )
+
+
 _HUNYUAN15 = "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-"
 _Z_IMAGE = Architecture(("ZImageTransformer2DModel", {}), ("AutoencoderKL", _VAE), {"Qwen3-4B": QWEN3_4B})
 KNOWN = {
@@ -235,6 +266,24 @@ KNOWN = {
         # The hidden states of 48 layers and of the embedding.
         inputs={"sound_rate": 25, "kept_width": 49 * 3840},
         others={"connectors": LTX2_CONNECTORS, "audio_vae": LTX2_SOUND, "vocoder": LTX2_VOCODER},
+    ),
+    "stabilityai/stable-audio-3-medium": _STABLE_AUDIO3,
+    "stabilityai/stable-audio-3-medium-base": _STABLE_AUDIO3,
+    "Runware/acestep-v15-turbo-diffusers": _ace_step(),
+    "ACE-Step/acestep-v15-xl-turbo-diffusers": _ace_step(
+        hidden_size=2560, intermediate_size=9728, num_hidden_layers=32, num_attention_heads=32,
+        num_key_value_heads=8, encoder_hidden_size=2048,
+    ),
+    "ruixiangma/LongCat-AudioDiT-1B-Diffusers": Architecture(
+        ("LongCatAudioDiTTransformer", {}),
+        (
+            "LongCatAudioDiTVae",
+            {
+                "c_mults": [1, 2, 4, 8, 16], "strides": [2, 4, 4, 8, 8], "latent_dim": 64,
+                "downsampling_ratio": 2048, "sample_rate": 24_000,
+            },
+        ),
+        {"UMT5-base": UMT5_BASE},
     ),
     "stable-diffusion-v1-5/stable-diffusion-v1-5": Architecture(
         ("UNet2DConditionModel", {"sample_size": 64, "cross_attention_dim": 768}),

@@ -100,7 +100,10 @@ def target_layers(key: str, module: nn.Module, spec: LoraSpec) -> list[str]:
     """
     label = f"{key} ({type(module).__name__})"
     if not hasattr(module, "add_adapter"):
-        raise ValueError(f"{label} takes no adapter; train it with TrainedWeights.full")
+        raise ValueError(
+            f"{label} takes no adapter, because diffusers has no LoRA for this class; write model.train: full (in a "
+            "program of your own: TrainedWeights.full)"
+        )
     if getattr(module, "peft_config", None):
         raise ValueError(
             f"{label} already has the adapters {', '.join(module.peft_config)}; keep their effect with "

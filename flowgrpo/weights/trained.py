@@ -521,6 +521,11 @@ class TrainedWeights:
         if on and (reason := adapter_of(self.pipe).recompute):
             raise ValueError(f"{reason}; turn gradient_checkpointing off")
         for module in self.modules.values():
+            if on and not getattr(module, "_supports_gradient_checkpointing", True):
+                raise ValueError(
+                    f"the class {type(module).__name__} of diffusers cannot evaluate its blocks a second time; write "
+                    "model.gradient_checkpointing: false, and use a smaller rollout.batch if memory is short"
+                )
             if on:
                 module.enable_gradient_checkpointing(_recomputed)
             else:

@@ -77,6 +77,12 @@ CASES = [
     Case("LTX2Pipeline", {"modality_scale": 1.0, "guidance_scale": 1.0, "audio_guidance_scale": 1.0}, 3),
     Case("LTX2Pipeline", ONLY_TEXT, 2, 2),
     Case("LTX2Pipeline", {**ONLY_TEXT, "guidance_scale": 1.0, "audio_guidance_scale": 1.0}, 1),
+    Case("StableAudio3Pipeline", {"duration": 0.0301}, 1),
+    Case("StableAudio3Pipeline, base", {}, 2, 2),
+    Case("AceStepPipeline", {"audio_duration": 0.31}, 1),
+    Case("AceStepPipeline", {"guidance_scale": None}, 2, 2),
+    Case("LongCatAudioDiTPipeline", {}, 2),
+    Case("LongCatAudioDiTPipeline", {"audio_duration_s": 0.0309, "guidance_scale": 1.0}, 1),
 ]
 
 
@@ -103,8 +109,9 @@ def called(pipe: Any, call: dict[str, Any]) -> Seen:
 
     hook = pipe.transformer.register_forward_pre_hook(watch, with_kwargs=True)
     given = {**call, "num_inference_steps": 1, "output_type": "latent"}
-    if call.get("negative_prompt") is not None:
-        given["negative_prompt"] = [call["negative_prompt"]] * len(PROMPTS)
+    for name in ("negative_prompt", "lyrics"):
+        if call.get(name) is not None:
+            given[name] = [call[name]] * len(PROMPTS)
     # LTX-2 copies its scheduler for the sound, so the class is watched.
     with torch.no_grad(), patch.object(scheduler, "step", step):
         pipe(prompt=list(PROMPTS), **given)
@@ -139,7 +146,9 @@ def arranged(case: Case, tmp_path: Path) -> tuple[Any, dict[str, Any], Path]:
 
 def estimated(path: Path, call: dict[str, Any], dtype: str = "float32") -> Model:
     plain = {key: value for key, value in call.items() if key == "image" or isinstance(value, (str, int, float))}
-    return model_of(ModelConfig(path=str(path), call=plain, lora={"rank": 4, "alpha": 8.0}, dtype=dtype))
+    adapted = architecture_of(str(path)).denoiser[0] not in ("StableAudio3DiTModel", "LongCatAudioDiTTransformer")
+    how = {"lora": {"rank": 4, "alpha": 8.0}} if adapted else {"train": "full"}
+    return model_of(ModelConfig(path=str(path), call=plain, dtype=dtype, **how))
 
 
 @pytest.mark.parametrize("case", CASES, ids=told)

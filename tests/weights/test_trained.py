@@ -174,6 +174,16 @@ def test_gradient_checkpointing_that_changes_the_prediction_is_refused() -> None
     weights.gradient_checkpointing(False)
 
 
+def test_a_class_without_a_lora_or_checkpointing_is_told_what_to_write() -> None:
+    pipe = run.TINY["LongCatAudioDiTPipeline"].fresh()
+    with pytest.raises(ValueError, match=r"no LoRA for this class; write model\.train: full"):
+        TrainedWeights.lora(pipe, SPEC, seed=0)
+    weights = TrainedWeights.full(pipe)
+    with pytest.raises(ValueError, match=r"write model\.gradient_checkpointing: false"):
+        weights.gradient_checkpointing(True)
+    weights.gradient_checkpointing(False)
+
+
 def test_blocks_called_with_keywords_can_be_checkpointed() -> None:
     """As those of HunyuanImage, whose keywords the library's own checkpointing does not take (diffusers 0.42)."""
     tiny = run.TINY["HunyuanImagePipeline"]
