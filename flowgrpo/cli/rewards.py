@@ -120,22 +120,26 @@ def new_reward(
 @rewards_app.command("check")
 def check_reward_command(
     reward: RewardArgument,
-    images: Annotated[Path | None, typer.Option(help="Folder of pictures, to be scored as well.")] = None,
+    images: Annotated[
+        Path | None, typer.Option(help="Folder of pictures, or of WAV files, to be scored as well.")
+    ] = None,
     metadata: Annotated[Path | None, typer.Option(help="Prompt file with a column file_name, for --images.")] = None,
     options: RewardOptions = None,
     data: Annotated[
         str | None, typer.Option(help="Prompt file; for text it may have the completions in a column completion.")
     ] = None,
-    prompts: Annotated[int, typer.Option(min=0, help="Prompts that the embedded model samples; 0: none.")] = 6,
+    prompts: Annotated[
+        int, typer.Option(min=0, help="Prompts that the embedded model samples, or of drawn sounds; 0: none.")
+    ] = 6,
     seeds: Annotated[int, typer.Option(min=2, help="Samples of each prompt.")] = 8,
-    most: Annotated[int, typer.Option(min=2, help="Largest number of pictures taken from the folder.")] = MOST,
+    most: Annotated[int, typer.Option(min=2, help="Largest number of files taken from the folder.")] = MOST,
     against: Annotated[list[str] | None, typer.Option(help="Another reward to compare with.")] = None,
     declared: Annotated[str | None, typer.Option("--range", help="LOW,HIGH: scores must lie between.")] = None,
     accept: Annotated[list[str] | None, typer.Option(help="Code of a finding that is intended.")] = None,
     time_limit: Annotated[
         float | None, typer.Option(help="Seconds that one call may take; no limit if left out.")
     ] = None,
-    task: Annotated[str | None, typer.Option(help="images or text, if the reward does not say.")] = None,
+    task: Annotated[str | None, typer.Option(help="images, sounds or text, if the reward does not say.")] = None,
     frames: Annotated[
         int | None, typer.Option(min=2, help="For a reward of videos: each picture becomes a video of so many frames.")
     ] = None,
@@ -159,8 +163,8 @@ def check_reward_command(
         raise ValueError(f"{out} is not empty; name a new folder with --out")
     if optimise and frames is not None:
         raise ValueError("the embedded model makes no videos; leave out --optimise, or --frames")
-    if task not in (None, "images", "text"):
-        raise ValueError(f"--task is {task!r}; use images or text")
+    if task not in (None, "images", "sounds", "text"):
+        raise ValueError(f"--task is {task!r}; use images, sounds or text")
     (spec,) = parse_rewards([reward], options, time_limit)
     plan = CheckPlan(
         images, metadata, data, prompts, seeds, most, parse_rewards(against or []),
@@ -175,6 +179,8 @@ def check_reward_command(
     if report.unused and not (failed or optimise):
         say(f"note: nothing of {', '.join(report.unused)} was found, which --accept names")
     write_report(report, json)
+    if optimise and report.task == "sounds":
+        raise ValueError("there is no embedded model of sounds to train for it; leave out --optimise")
     if optimise and not failed:
         _optimise(spec, report, iterations, out, json)
     if report.count("fault"):
@@ -244,7 +250,7 @@ def score_command(
 ) -> None:
     """Score pictures, videos or completions that exist already, also of other programs."""
     from ..kit.entries import parse_rewards
-    from ..kit.given_samples import score_samples
+    from ..kit.given_samples import WORDS, score_samples
 
     output_file(out, ".jsonl")
     if out is not None and out.exists():
@@ -255,7 +261,7 @@ def score_command(
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
     found = score_samples(specs, given, out, say)
-    noun = "completion" if isinstance(given[0].made, str) else "picture"
+    noun = WORDS[type(given[0].made)].removesuffix("s")
     for kind, summary in found.items():
         for line in summary_lines(summary, noun):
             say(f"{kind}{line}")

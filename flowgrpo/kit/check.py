@@ -12,15 +12,16 @@ from torch import Tensor
 from ..rewards.base import RewardSpec
 from ..rewards.registry import outline
 from .contract import check_contract, check_full_call
+from .drawn_sounds import drawn_sounds, sounds_of_folder
 from .edge_inputs import check_edges, compare_with_ordinary
 from .entries import YARDSTICKS
 from .findings import NOTE, WARNING, Report
 from .folder import LabelledPicture, chosen, materials, read_folder
 from .material import Material, arithmetic_samples, scene_samples, written_completions
-from .trial import Trial
+from .trial import SCORED, Trial
 from .usefulness import check_agreement, check_distribution, check_range, check_signal
 
-HAS_GRADIENT = "has a gradient with respect to the images, for the recipes draft, refl, drtune and direct_align"
+HAS_GRADIENT = "has a gradient with respect to the {kind}, for the recipes draft, refl, drtune and direct_align"
 
 
 @dataclass(frozen=True)
@@ -28,16 +29,16 @@ class CheckPlan:
     """What a reward is tried on.
 
     Attributes:
-        images: a folder of pictures or videos.
+        images: a folder of pictures, videos or WAV files.
         metadata: the file with the prompts of the pictures; by default a file in the folder, or else the file names.
-        data: prompts for the samples of the embedded model, or rows with a column `completion`.
-        prompts: number of prompts that the embedded model samples; 0 for no samples.
+        data: prompts for the samples of the embedded model or for drawn sounds, or rows with a column `completion`.
+        prompts: number of prompts that the embedded model samples, or of drawn sounds; 0 for no samples.
         seeds: number of samples of each prompt.
-        most: largest number of pictures that are taken from the folder.
+        most: largest number of files that are taken from the folder.
         against: other rewards to compare with.
         declared: least and greatest score that the author declares.
         accepted: codes of findings that the author intends.
-        task: "images" or "text"; by default what the reward's signature says.
+        task: "images", "sounds" or "text"; by default what the reward's signature says.
         frames: for a reward of videos, how many frames each picture becomes; see `panned`. Videos stay as they are.
     """
 
@@ -129,6 +130,8 @@ def check_on(
         if nothing:
             continue
         check_distribution(material, scored.values, report, name)
+        if trial.task == "sounds" and name == "samples":
+            report.lines.append(f"by prompt: {_by_prompt(material, scored.values)}")
         if material is main:
             compare_with_ordinary(scored.values, report)
         _agreement(trial, material, scored.values, plan, report, name)
@@ -143,7 +146,9 @@ def check_on(
     lack = trial.lacks_gradient(few)
     if lack is not None:
         # This is no fault: most recipes compare scores, and need no gradient.
-        report.lines.append(f"has no gradient with respect to the images: {lack}" if lack else HAS_GRADIENT)
+        kind = SCORED[trial.task]
+        without = f"has no gradient with respect to the {kind}: {lack}"
+        report.lines.append(without if lack else HAS_GRADIENT.format(kind=kind))
     return report
 
 
@@ -153,6 +158,8 @@ def _materials(trial: Trial, plan: CheckPlan, report: Report) -> dict[str, Mater
             raise ValueError(f"reward {trial.name!r} scores completions; give --data in place of --images")
         written = written_completions(plan.data) if plan.data else None
         return {"samples": written or arithmetic_samples(plan.data or "arithmetic:heldout", plan.prompts, plan.seeds)}
+    if trial.task == "sounds":
+        return _sounds(plan, report)
     sets = {}
     if plan.images is not None:
         pictures = chosen(read_folder(plan.images, plan.metadata), plan.most)
@@ -160,6 +167,32 @@ def _materials(trial: Trial, plan: CheckPlan, report: Report) -> dict[str, Mater
         _note_folder(pictures, sets["folder"], report)
     if plan.prompts:
         sets["samples"] = scene_samples(plan.data or "scenes:heldout", plan.prompts, plan.seeds)
+    if not sets:
+        raise ValueError("there is nothing to score: give --images, or --prompts above 0")
+    return sets
+
+
+def _by_prompt(material: Material, values: Tensor) -> str:
+    """The mean scores of the prompts, the best one first."""
+    members: dict[str, list[int]] = {}
+    for row, prompt in enumerate(material.prompts):
+        members.setdefault(prompt, []).append(row)
+    means = {prompt: values[rows].nanmean().item() for prompt, rows in members.items()}
+    known = sorted((mean, prompt) for prompt, mean in means.items() if mean == mean)
+    return ", ".join(f"{prompt} {mean:.4g}" for mean, prompt in reversed(known[-8:]))
+
+
+def _sounds(plan: CheckPlan, report: Report) -> dict[str, Material]:
+    sets = {}
+    if plan.images is not None:
+        sets["folder"], there = sounds_of_folder(plan.images, plan.metadata, plan.most)
+        if len(sets["folder"]) < min(there, plan.most):
+            report.add(
+                "sizes", WARNING, f"{len(sets['folder'])} of {there} sounds, all of the most frequent length, rate and "
+                "number of channels, were used", "A call holds sounds of one form; sort the folder.",
+            )  # fmt: skip
+    if plan.prompts:
+        sets["samples"] = drawn_sounds(plan.data, plan.prompts, plan.seeds)
     if not sets:
         raise ValueError("there is nothing to score: give --images, or --prompts above 0")
     return sets
@@ -181,7 +214,7 @@ def _note_folder(pictures: list[LabelledPicture], taken: Material, report: Repor
 
 def _others(trial: Trial, material: Material, plan: CheckPlan, name: str) -> list[RewardSpec]:
     """The rewards to compare with on a set: the yardsticks on samples of the embedded models, then the user's."""
-    embedded = name == "samples" and (trial.task == "images" or "answer" in material.columns)
+    embedded = name == "samples" and (trial.task != "text" or "answer" in material.columns)
     made = [(spec.name, dict(spec.options)) for spec in (trial.spec, *plan.against)]
     yardsticks = [spec for spec in YARDSTICKS[trial.task] if embedded and (spec.name, dict(spec.options)) not in made]
     return [*yardsticks, *(spec for spec in plan.against if (spec.name, dict(spec.options)) != made[0])]

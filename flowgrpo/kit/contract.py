@@ -12,7 +12,7 @@ from torch import Tensor
 from .findings import FAULT, NOTE, WARNING, Report
 from .material import Material
 from .spread import farthest
-from .trial import NewTensors, PeakMemory, Trial, TrialScores, generator_states, seeded
+from .trial import SCORED, NewTensors, PeakMemory, Trial, TrialScores, generator_states, seeded
 
 EXACT, SMALL = 1e-4, 0.05
 """Shares of the spread: a difference up to `EXACT` is rounding, and a difference up to `SMALL` is worth a note."""
@@ -110,18 +110,19 @@ def graded(gap: float, values: Tensor) -> str | None:
 
 
 def _check_arguments(changed: set[str], report: Report) -> None:
-    columns = sorted(changed - {"images", "completions", "prompts", "groups"})
+    columns = sorted(changed - {*SCORED.values(), "prompts", "groups"})
     if columns:
         report.add(
             "columns", FAULT, f"it writes into the values of the column{'s' * (len(columns) > 1)} "
             f"{', '.join(columns)}", "Copy them first: the reward gets the same objects again with the next samples.",
         )  # fmt: skip
-    inputs = sorted(changed & {"images", "completions", "prompts", "groups"})
+    inputs = sorted(changed & {*SCORED.values(), "prompts", "groups"})
     if inputs:
+        noun = "sounds" if "sounds" in inputs else "images"
         report.add(
             "mutation", WARNING, f"it writes into its {' and '.join(inputs)}",
             "Training hands it a copy, so nothing breaks there; any other caller loses its data. Write "
-            "`images = images * 2`, not `images.mul_(2)`.",
+            f"`{noun} = {noun} * 2`, not `{noun}.mul_(2)`.",
         )  # fmt: skip
 
 
@@ -292,9 +293,8 @@ def _check_costs(trial: Trial, material: Material, report: Report) -> None:
             seconds = trial.watch.seconds - before
             sizes.append(new.alive()[0])
     each = seconds / len(material)
-    noun = "picture" if trial.task == "images" else "completion"
     numbers = {"seconds": each, "loaded_bytes": trial.loaded_bytes, "peak_bytes": memory.peak_bytes}
-    parts = [f"{1000 * each:.3g} ms a {noun} in calls of {_call_size(trial, material)}"]
+    parts = [f"{1000 * each:.3g} ms a {trial.noun} in calls of {_call_size(trial, material)}"]
     for words, size in (("memory to make it", trial.loaded_bytes), ("more while it scores", memory.peak_bytes)):
         if size is not None:
             parts.append(f"{size / 1e6:.0f} MB {words}")

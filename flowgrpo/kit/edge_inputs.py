@@ -1,4 +1,4 @@
-"""Checks at the edge: blank, tiny, huge, grey and transparent pictures, and empty, very long and odd prompts."""
+"""Checks at the edge: pictures such as blank and tiny ones, silent and loud sounds, empty, long and odd prompts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
+from ..rewards.base import SAMPLING_RATE
+from .drawn_sounds import edge_lengths, edge_sounds
 from .findings import FAULT, NOTE, WARNING, Report, finite
 from .material import Material, replaced
 from .trial import Trial, TrialScores
@@ -59,6 +61,8 @@ def check_edges(trial: Trial, material: Material, values: Tensor, report: Report
         edges: Iterable[tuple[str, str, Tensor | list[str]]] = [
             (code, name, replaced(part.images, 0, picture)) for code, name, picture in edge_pictures(part.images[0])
         ]
+    elif trial.task == "sounds":
+        edges = [(code, name, replaced(part.images, 0, sound)) for code, name, sound in edge_sounds(part.images[0])]
     else:
         edges = [(code, name, beside(part.texts, 0, text)) for code, name, text in edge_texts(part.texts[0])]
     for code, name, samples in edges:
@@ -67,6 +71,8 @@ def check_edges(trial: Trial, material: Material, values: Tensor, report: Report
         failures.look(code, name, scored, FAULT, "A model can make such a sample: let it have a low score.")
     if trial.task == "images":
         _look_at_sizes(trial, part, failures)
+    elif trial.task == "sounds":
+        _look_at_lengths(trial, part, failures)
     _look_at_prompts(trial, part, failures, report)
     failures.tell(report)
     report.tables["edges"] = {name: finite(value) for name, value in found.items()}
@@ -79,6 +85,16 @@ def _look_at_sizes(trial: Trial, part: Material, failures: EdgeInputs) -> None:
     for code, *size in edge_sizes(height, width):
         scored = trial.score(pair.changed(resize(pair.images, *size)))
         failures.look(code, f"{size[1]}×{size[0]} pixels", scored, WARNING, advice)
+
+
+def _look_at_lengths(trial: Trial, part: Material, failures: EdgeInputs) -> None:
+    pair = part.take(range(min(2, len(part))))
+    advice = (
+        f"It works for sounds of {pair.images.shape[-1]} samples in {pair.images.shape[1]} channels; cut, repeat or "
+        "average within the reward if it should take others."
+    )
+    for code, name, sounds in edge_lengths(pair.images, pair.columns[SAMPLING_RATE]):
+        failures.look(code, name, trial.score(pair.changed(sounds)), WARNING, advice)
 
 
 def _look_at_prompts(trial: Trial, part: Material, failures: EdgeInputs, report: Report) -> None:

@@ -11,9 +11,11 @@ from ..rewards.base import RewardSpec
 
 YARDSTICKS = {
     "images": (RewardSpec("gold", options={"dense": True}, label="gold_dense"), RewardSpec("proxy")),
+    "sounds": (RewardSpec("loudness"),),
     "text": (RewardSpec("answer"),),
 }
-"""Rewards to compare a reward with, on samples of the embedded models; the first of each task scores its true goal."""
+"""Rewards to compare a reward with, on samples of the embedded models and drawn sounds; the first for images and text
+scores the true goal."""
 KEYS = ("name", "options", "label", "time_limit")
 OF_TRAINING = ("weight", "noise", "gate", "unlikely", "at_least")
 """Keys of an entry that say what a run does with the scores."""

@@ -27,6 +27,8 @@ from ..rewards.time_limit import TimedOut
 from .material import Material
 
 POLL_SECONDS = 0.002
+SCORED = {"images": "images", "sounds": "sounds", "text": "completions"}
+"""Task -> the argument of rewards that holds its samples."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class Watch:
         result = self.inner(**arguments)
         self.seconds += time.perf_counter() - began
         self.calls += 1
-        self.samples += next((len(v) for k, v in arguments.items() if k in ("images", "completions", "prompts")), 0)
+        self.samples += next((len(v) for k, v in arguments.items() if k in (*SCORED.values(), "prompts")), 0)
         self.changed |= {name for name, value in before.items() if not _same(value, arguments[name])}
         values = result.values if isinstance(result, Scores) else result
         subs = list(result.sub_scores.values()) if isinstance(result, Scores) else []
@@ -95,7 +97,7 @@ class Trial:
 
     Args:
         spec: a recipe's entry.
-        task: "images" or "text"; by default "text" if the reward's signature has `completions`, and else "images".
+        task: "images", "sounds" or "text"; by default what the reward's signature says, and else "images".
         frames: for a reward of videos, how many frames each picture becomes; see `panned`. None leaves pictures as they
             are. Videos stay as they are.
 
@@ -116,23 +118,22 @@ class Trial:
             self.reward = build(spec)
         self.loaded_bytes = memory.peak_bytes
         needed = self.reward.needed
-        self.task = task or ("text" if "completions" in needed else "images")
-        if "sounds" in needed:
-            raise ValueError(
-                f"reward {self.reward.name!r} scores `sounds`, and the kit tries rewards on pictures and texts; look "
-                "at its scores of sounds that exist with `rewards score`"
-            )
-        wrong = "images" if self.task == "text" else "completions"
-        if wrong in needed:
+        self.task = task or next((one for one, kind in SCORED.items() if kind in needed), "images")
+        for wrong in (kind for one, kind in SCORED.items() if one != self.task and kind in needed):
             raise ValueError(f"reward {self.reward.name!r} scores `{wrong}`, and cannot be checked on {self.task}")
-        if frames is not None and self.task == "text":
+        if frames is not None and self.task != "images":
             raise ValueError(
-                f"reward {self.reward.name!r} scores completions, which have no frames; leave out --frames"
+                f"reward {self.reward.name!r} scores {SCORED[self.task]}, which have no frames; leave out --frames"
             )
         self.watch = Watch(self.reward.function)
         self.reward.function = self.watch
         self._set = RewardSet([self.reward])
         self.low, self.high = math.inf, -math.inf
+
+    @property
+    def noun(self) -> str:
+        """What it scores, in a message about one sample."""
+        return {"images": "picture", "sounds": "sound"}.get(self.task, "completion")
 
     @property
     def name(self) -> str:
@@ -141,8 +142,7 @@ class Trial:
 
     def require_columns(self, material: Material) -> None:
         """Raise ValueError if the material lacks a column that the reward needs; the error names the column."""
-        kind = "completions" if self.task == "text" else "images"
-        self.reward.check(kind, self._columns(material), grouped=True)
+        self.reward.check(SCORED[self.task], self._columns(material), grouped=True)
 
     def score(self, material: Material) -> TrialScores:
         """Scores of the material, or how the reward failed on it; warnings of the reward are not shown.
@@ -174,7 +174,7 @@ class Trial:
         return TrialScores(values)
 
     def lacks_gradient(self, material: Material) -> str | None:
-        """Why the first score has no gradient with respect to its image; "" if it has one, None if nobody knows."""
+        """Why the first score has no gradient with respect to its sample; "" if it has one, None if nobody knows."""
         one = material.take([0])
         samples = one.samples
         if not isinstance(samples, Tensor):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .drawn_sounds import NEAR_SOUNDS, OTHER_SOUNDS
 from .findings import FAULT, NOTE, WARNING, Report, finite
 from .material import Material
 from .spread import correlations, describe, noise_share, order_kept
@@ -84,9 +85,9 @@ def check_signal(trial: Trial, material: Material, values: Tensor, report: Repor
         values: [B] their scores.
         report: gets the findings, and the figures as table `versions`.
     """
-    images = trial.task == "images"
-    near: Mapping[str, tuple[str, Callable[..., Any]]] = NEAR if images else NEAR_TEXT
-    versions = {**near, **(OTHER if images else {})}
+    near: Mapping[str, tuple[str, Callable[..., Any]]]
+    near, other = {"images": (NEAR, OTHER), "sounds": (NEAR_SOUNDS, OTHER_SOUNDS)}.get(trial.task, (NEAR_TEXT, {}))
+    versions = {**near, **other}
     scores: dict[str, Tensor] = {}
     for name, (_, change) in versions.items():
         scored = trial.score(material.changed(change(material.samples)))
@@ -155,8 +156,9 @@ def _judge_noise(near: Mapping[str, Tensor], material: Material, values: Tensor,
 
 def _judge_versions(table: Mapping[str, Mapping[str, float | None]], codes: Mapping[str, str], report: Report) -> None:
     advice = {
-        "format": "Training scores floats, and saved pictures are 8-bit files: their scores would not agree.",
-        "dtype": "Pipelines that decode in bfloat16 would give other winners; average over more pixels.",
+        "format": "Training scores floats, and files hold pictures in 8 bits and sounds in 16: their scores would not "
+        "agree.",
+        "dtype": "Pipelines that decode in bfloat16 would give other winners; average over more of the sample.",
         "resize": "Train and evaluate at one size, or resize within the reward to a size that suits it.",
         "whitespace": "Strip the completion before it is scored.",
     }
