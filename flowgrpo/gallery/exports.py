@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from PIL import Image, ImageDraw, ImageOps
 
@@ -74,8 +75,14 @@ def write_animation(
     return path
 
 
+SOUND_ROOM = 64 * 2**20
+"""Most bytes of sounds in a gallery of one file; as text they take a third more."""
+
+
 def write_single(folders: Sequence[Path], path: Path, fps: float | None = None) -> Path:
-    """Write the whole gallery as one HTML file; images are included as thumbnails only, and videos whole.
+    """Write the whole gallery as one HTML file; images are included as thumbnails only, and videos and sounds whole.
+
+    Sounds are included up to `SOUND_ROOM` bytes, those of the last iterations first. The others have no player.
 
     Raises:
         ValueError: see `build_gallery`; or the file exists.
@@ -90,8 +97,25 @@ def write_single(folders: Sequence[Path], path: Path, fps: float | None = None) 
             [[name, _text_of(Path(folder) / file)] for name, file in some.items()] for some in (files, clips)
         )
     data = site_files(runs, images, ["" for _ in runs], False, videos, places_from(path.parent, runs))
-    page = render({**data, "thumbs": {"images": thumbs, "videos": moving}})
+    page = render({**data, "thumbs": {"images": thumbs, "videos": moving, "sounds": _sounds(runs)}})
     return write_new(path, lambda file: file.write_bytes(page.encode()))
+
+
+def _sounds(runs: Sequence[Run]) -> list[list[str]]:
+    """Sounds as text, with the names by which the page knows them: the number of the run and the path."""
+    found = [
+        (iteration, f"{number}/{quote(shot.sound)}", run.samples / shot.sound)
+        for number, run in enumerate(runs)
+        for pair in run.pairs
+        for iteration, shot in pair.shots.items()
+        if shot.sound
+    ]
+    room, kept = SOUND_ROOM, list[list[str]]()
+    for _, name, file in sorted(found, key=lambda one: -one[0]):
+        if file.is_file() and (size := file.stat().st_size) <= room:
+            room -= size
+            kept.append([name, _text_of(file)])
+    return kept
 
 
 def write_dataset(folders: Sequence[Path], path: Path) -> Path:

@@ -86,7 +86,7 @@ async function showPage() {
   }
   byId("peek").hidden = true;
   document.body.classList.toggle("text", store.site.text);
-  byId("to-pictures").textContent = store.site.text ? "Completions" : "Pictures";
+  byId("to-pictures").textContent = store.site.text ? "Completions" : store.site.sound ? "Sounds" : "Pictures";
   if (state.page === "pictures") {
     drawControls();
     drawMarkTools();
@@ -178,8 +178,8 @@ function keys(event) {
 async function begin() {
   const site = await readScript("site", Date.now());
   if (byId("data-thumbs")) {
-    const { images, videos } = await readScript("thumbs", "");
-    [store.thumbs, store.clips] = [new Map(images), new Map(videos)];
+    const { images, videos, sounds } = await readScript("thumbs", "");
+    [store.thumbs, store.clips, store.sounds] = [new Map(images), new Map(videos), new Map(sounds)];
   }
   await adopt(site);
   readAddress();

@@ -134,10 +134,13 @@ function thumbNamed(name) {
 
 const videoOf = (cell) => clipNamed(cell.set.videos?.[cell.at]);
 
-// The address of the sound of a sample. A gallery of one file has no sounds.
+// The address of the sound of a sample; null if there is none. A gallery of one file may leave sounds out.
 function soundOf(cell) {
   const name = cell.set.sounds?.[cell.at];
-  return name && !store.thumbs ? store.site.runs[cell.set.run].base + name : null;
+  if (!name) return null;
+  if (!store.thumbs) return store.site.runs[cell.set.run].base + name;
+  const content = store.sounds.get(`${cell.set.run}/${name}`);
+  return content ? `data:audio/wav;base64,${content}` : null;
 }
 
 function clipNamed(name) {

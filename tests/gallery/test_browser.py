@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from flowgrpo.gallery.build import build_gallery
 from flowgrpo.gallery.exports import write_single
+from flowgrpo.training.folder.run_folder import RunFolder
 from tests.gallery.folders import HOSTILE, Elements, add_records, record, write_run, written
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -180,6 +182,19 @@ def test_single_file_needs_nothing_beside_it(run: Path, tmp_path: Path, see: Cal
     assert numbers(page.cards) == ["2", "1", "3"]
     assert len(page.pictures) == 6
     assert all(source.startswith("data:image/webp;base64,UklGR") for source in page.pictures)
+
+
+def test_a_single_file_plays_its_sounds(tmp_path: Path, see: Callable[..., Page]) -> None:
+    folder = RunFolder.create(tmp_path / "run", "name: heard\n")
+    for iteration in (0, 4):
+        record = {"prompt": "a hum", "prompt_id": 0, "seed": 0, "sample": 0, "sampling_rate": 8000, "rewards": {},
+                  "sub_scores": {}, "notes": {}, "columns": {}}  # fmt: skip
+        folder.save_samples("eval", iteration, torch.rand(1, 1, 800), [record])
+    page = see(write_single([tmp_path / "run"], tmp_path / "alone" / "one.html").as_uri())
+    players = [str(attributes["src"]) for tag, attributes in page.tags if tag == "audio"]
+    assert len(players) == 2
+    assert all(source.startswith("data:audio/wav;base64,UklGR") for source in players)
+    assert page.shown["to-pictures"] == "Sounds"
 
 
 def test_completions_are_compared_word_by_word(tmp_path: Path, see: Callable[..., Page]) -> None:

@@ -1,6 +1,8 @@
 """Sounds in the gallery: a picture of the spectrum with a player, from a WAV file that lies beside it."""
 
+import base64
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +10,9 @@ import pytest
 import torch
 from PIL import Image
 
+from flowgrpo.gallery import exports
 from flowgrpo.gallery.build import build_gallery
-from flowgrpo.gallery.exports import write_dataset
+from flowgrpo.gallery.exports import write_dataset, write_single
 from flowgrpo.gallery.run_reading import read_run
 from flowgrpo.gallery.scored_pairs import write_scored_pairs
 from flowgrpo.gallery.vote_pairs import sources_of
@@ -132,3 +135,18 @@ def test_no_half_of_a_sample_is_left_if_the_disk_is_full(tmp_path: Path, monkeyp
     with pytest.raises(OSError, match=r"No space left on device: .*a\.wav"):
         save_sample(tmp_path / "a.png", tone(100.0), RATE)
     assert [file.name for file in tmp_path.iterdir()] == ["a.png"]
+
+
+def embedded(page: Path) -> dict[str, bytes]:
+    """The sounds in a gallery of one file, by name."""
+    [found] = re.findall(r'id="data-thumbs">(.*?)</script>', page.read_text("utf-8"), re.S)
+    return {name: base64.b64decode(content) for name, content in json.loads(found)["sounds"]}
+
+
+def test_a_gallery_of_one_file_has_the_sounds(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    files = {f"0/iter-{at:06d}/eval-0000.wav": run / f"samples/iter-{at:06d}/eval-0000.wav" for at in (0, 4)}
+    found = embedded(write_single([run], tmp_path / "one.html"))
+    assert found == {name: file.read_bytes() for name, file in files.items()}
+    # Without room for both, the sound of the last iteration is there.
+    monkeypatch.setattr(exports, "SOUND_ROOM", 20_000)
+    assert list(embedded(write_single([run], tmp_path / "small.html"))) == ["0/iter-000004/eval-0000.wav"]
