@@ -75,12 +75,13 @@ def evaluate(
         from ..inference.model_recipes import evaluation_recipe
         from ..inference.shares import share_lines
         from ..training.distributed.processes import part
+        from ..training.model_paths import sample_noun
 
     trust_run(trust, [Path(model)], {str(Path(model) / "config.yaml"): source is None, source: True})
     recipe = evaluation_recipe(model, source, overrides)
     if not shares:
         found = evaluate_model(model, recipe, split=on, out=out, base=base, checkpoint=checkpoint, say=say_first)
-        lines = summary_lines(found, "image" if recipe.task == "images" else "completion")
+        lines = summary_lines(found, sample_noun(recipe))
     elif isinstance(recipe, Recipe):
         by_share = evaluate_shares(model, recipe, shares, split=on, out=out, checkpoint=checkpoint, say=say_first)
         lines = share_lines(recipe, shares, by_share)

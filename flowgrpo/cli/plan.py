@@ -180,7 +180,9 @@ def _print_findings(checked: Checked, seen: tuple[str, list[PromptRow]] | None) 
 
 
 def _print_counts(recipe: Recipe | MaskedRecipe) -> None:
+    from ..parts.plugins import with_article
     from ..parts.traits import noises_again
+    from ..training.model_paths import sample_noun
     from ..training.planning import (
         budget_line,
         clip_bounds,
@@ -194,7 +196,7 @@ def _print_counts(recipe: Recipe | MaskedRecipe) -> None:
     from ..training.recipe_prompts import given_columns
     from ..training.teachers import taught_lines
 
-    expected, noun = forecast(recipe), "completion" if recipe.task == "masked" else "image"
+    expected, noun = forecast(recipe), sample_noun(recipe)
     say(
         f"{recipe.rollout.prompts} prompts × {expected.images // recipe.rollout.prompts} {noun}s = {expected.images} "
         f"{noun}s an iteration, {recipe.run.iterations} iterations"
@@ -217,14 +219,14 @@ def _print_counts(recipe: Recipe | MaskedRecipe) -> None:
         say(line)
         say(
             f"they cost a prompt {scouts_evaluations(recipe)} evaluations, and each of them is decoded and scored by "
-            "every reward; the table below is of the images alone"
+            f"every reward; the table below is of the {noun}s alone"
         )
     high, nats = clip_bounds(recipe, None)
     if nats is not None or high is not None:
         say(f"clip: {f'±{nats:g} nats per latent' if nats is not None else f'{high:g} on the mean-reduced ratio'}")
     _print_windows(recipe, expected)
     nfe = nfe_of(recipe, expected)
-    what = "model for a completion" if noun == "completion" else "denoiser for an image"
+    what = "model for a completion" if noun == "completion" else f"denoiser for {with_article(noun)}"
     say(
         f"evaluations of the {what} (NFE of the old policy, of θ): ({nfe.old:.3g}, {nfe.theta:.3g}), "
         f"with shared states ({nfe.old_shared:.3g}, {nfe.theta_shared:.3g})"
@@ -255,6 +257,7 @@ def _print_schedules(recipe: AnyRecipe) -> None:
 def _print_windows(recipe: Recipe | MaskedRecipe, expected: Forecast) -> None:
     """Print the counts of one prompt; for a loss of images, which trains no step, a line with what it trains."""
     from ..parts.traits import noises_again
+    from ..training.model_paths import sample_noun
     from ..training.planning import images_line, step_ranges
 
     rows = [
@@ -282,7 +285,7 @@ def _print_windows(recipe: Recipe | MaskedRecipe, expected: Forecast) -> None:
         rest = expected.windows[len(shown) :]
         say(f"  and {len(rest):,} more windows, in {sum(rest):,} iterations")
     if recipe.task == "images" and images:
-        say(f"trained images of a prompt: {images_line(recipe)}")
+        say(f"trained {sample_noun(recipe)}s of a prompt: {images_line(recipe)}")
 
 
 def _print_sizes(checked: Checked) -> None:

@@ -11,6 +11,7 @@ from ..configs.load import with_keys
 from ..configs.schema import Recipe
 from ..parts.choice import value_at
 from ..training.folder.changing import may_change
+from ..training.model_paths import sample_noun
 from .estimates import GIB, Estimate, duration
 
 ROOM = 0.9
@@ -67,10 +68,11 @@ def crowded_lines(recipe: Recipe, found: Estimate, estimated: Callable[[Recipe],
             return [f"{much}; it fits {how}, which rounds its predictions, with", *_listed(ways)]
     cut = "share the frozen weights out among GPUs with --gpus N --sharding fsdp2, or "
     cut = "" if found.sharding == "fsdp2" or recipe.model.quantize is not None else cut
-    least = _least_batch(recipe)
-    tried = "smaller batches do not help" if least == 1 else f"{least} images, a whole group, are the smallest batch"
+    least, noun = _least_batch(recipe), sample_noun(recipe)
+    tried = "smaller batches do not help" if least == 1 else f"{least} {noun}s, a whole group, are the smallest batch"
     less = "" if least == 1 else ", a smaller rollout.group"
-    return [f"{much}, and {tried}; {cut}use a larger GPU, a smaller model{less} or smaller images"]
+    size = "shorter" if noun == "sound" else "smaller"
+    return [f"{much}, and {tried}; {cut}use a larger GPU, a smaller model{less} or {size} {noun}s"]
 
 
 def _with(recipe: Recipe, settings: Mapping[str, Any], estimated: Callable[[Recipe], Estimate]) -> list[Way]:

@@ -16,6 +16,7 @@ from ..training.evaluating import evaluation_key
 from ..training.folder.run_folder import save_sample
 from ..training.images.evaluator import company_of
 from ..training.images.sized_rollout import chosen, sizes_of
+from ..training.model_paths import sample_noun
 from ..training.planning import base_from, steps_of
 from ..training.prompts.prompt_rows import Size
 from ..training.recipe_prompts import read_heldout
@@ -113,7 +114,7 @@ def sample_images(
     listed = SampledImages(out, 0 if base else iterations_done(model, checkpoint), processes)
     recipe = own_share(model, image_recipe(model, overrides), base)
     check_prompts(model, recipe, rows, source, base, checkpoint, own_sizes)
-    say(f"{len(paths)} image(s) by {named(model, checkpoint)}{on_processes(processes)}: {how(recipe)}")
+    say(f"{len(paths)} {sample_noun(recipe)}(s) by {named(model, checkpoint)}{on_processes(processes)}: {how(recipe)}")
     mine = processes.share(len(prompts))
     if mine:
         opened = open_images(model, recipe, base=base, checkpoint=checkpoint, lora_scale=lora_scale)
@@ -176,11 +177,11 @@ def _company(
     The whole batch is needed, because the rounding of a state depends on the other states of its batch. An image that
     is not from the run's evaluations is alone.
     """
-    recipe = opened.recipe
+    recipe, noun = opened.recipe, sample_noun(opened.recipe)
     try:
         rows = [row for row in opened.sized(read_heldout(recipe)) for _ in range(recipe.evaluate.seeds)]
     except (OSError, ValueError) as error:
-        say(f"the image is made alone, so it is the same up to rounding: {error}")
+        say(f"the {noun} is made alone, so it is the same up to rounding: {error}")
         return [prompt], [noise], [0], [size]
     keys = evaluation_noises(rows, recipe.evaluate.seeds)
     places = [k for k, row in enumerate(rows) if row.text == prompt and keys[k] == noise]
@@ -188,7 +189,7 @@ def _company(
         [row] = opened.illustrated([rows[places[0]]], str(recipe.data.heldout))
         places = places if getattr(row.prompt, "mark", None) == prompt.mark else []
     if not places:
-        say("no image of the run's evaluations has this prompt and noise; the image is made alone")
+        say(f"no {noun} of the run's evaluations has this prompt and noise; the {noun} is made alone")
         return [prompt], [noise], [0], [size]
     # A batch holds images of one size.
     mates = [k for k, row in enumerate(rows) if row.size == rows[places[0]].size]
@@ -196,7 +197,7 @@ def _company(
     first = place // company_of(recipe) * company_of(recipe)
     together = mates[first : first + company_of(recipe)]
     company = opened.illustrated(chosen(rows, together), str(recipe.data.heldout))
-    say(f"the image is made with the {len(company) - 1} other image(s) of its batch, as in the run's evaluations")
+    say(f"the {noun} is made with the {len(company) - 1} other {noun}(s) of its batch, as in the run's evaluations")
     return [row.prompt for row in company], chosen(keys, together), [place - first], sizes_of(company)
 
 

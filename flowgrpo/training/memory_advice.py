@@ -15,7 +15,8 @@ from .device_memory import OutOfMemory, lacks_memory, part_of, said_by
 from .folder.changing import may_change
 
 WHERE = {
-    "denoiser": "while samples were made", "sampling": "while samples were made", "decode": "while images were decoded",
+    "denoiser": "while samples were made", "sampling": "while samples were made",
+    "decode": "while samples were decoded",
     "reward": "while rewards were computed", "optimizer": "in the optimizer step",
     "rest": "between the parts of an iteration",
 }  # fmt: skip

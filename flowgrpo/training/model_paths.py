@@ -17,12 +17,14 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from ..configs.masked_recipe import MaskedModelConfig
+from ..configs.schema import AnyRecipe
 from ..configs.text_recipe import LanguageModelConfig
+from ..pipelines.known_pipelines import KNOWN
 from ..pipelines.pictures import ENDINGS, Picture
 from ..text.model_folder import check_language_folder
 from ..weights.json_files import read_json_object
 from ..weights.pipeline_folders import check_pipeline_folder, from_hub, named_pipeline
-from ..weights.sampling_rates import sampling_rate_in
+from ..weights.sampling_rates import rate_of, sampling_rate_in
 from ..weights.saving import ADAPTER_FILE, left_out
 from .folder.leftovers import RESULTS
 
@@ -72,12 +74,21 @@ def sampling_rate_of_path(path: str, fetch: bool = False) -> int | None:
         path: of a recipe: `scenes`, a folder or a hub id.
         fetch: whether the one file that tells it is downloaded, if it is not on this machine.
     """
+    if path in KNOWN:
+        return rate_of(KNOWN[path].vae[1])
     with suppress(ValueError, OSError, HFValidationError):
         folder = Path(model_folder(path))
         if not folder.is_dir():
             folder = Path(hf_hub_download(path, "vae/config.json", local_files_only=not fetch)).parent.parent
         return sampling_rate_in(folder)
     return None
+
+
+def sample_noun(recipe: AnyRecipe) -> str:
+    """What a message calls one sample of a recipe: image, sound or completion. A video is an image too."""
+    if recipe.task != "images":
+        return "completion"
+    return "image" if sampling_rate_of_path(recipe.model.path) is None else "sound"
 
 
 def _folder_or_id(path: str, index: str, whole: str, what: str, embedded: str) -> str:

@@ -17,17 +17,18 @@ def sampling_rate_of(pipe: Any) -> int | None:
     The autoencoder of sounds has a sampling rate in its configuration. An LTX-2 pipeline has a second autoencoder for
     the sound of its videos, but its own one makes pictures.
     """
-    return _rate(getattr(getattr(pipe, "vae", None), "config", {}))
+    return rate_of(getattr(getattr(pipe, "vae", None), "config", {}))
 
 
 def sampling_rate_in(folder: Path) -> int | None:
     """As `sampling_rate_of`, of the pipeline in a folder; None if its autoencoder has no readable configuration."""
     try:
-        return _rate(read_json_object(folder / "vae" / "config.json"))
+        return rate_of(read_json_object(folder / "vae" / "config.json"))
     except (OSError, ValueError):
         return None
 
 
-def _rate(config: Mapping[str, Any]) -> int | None:
+def rate_of(config: Mapping[str, Any]) -> int | None:
+    """As `sampling_rate_of`, from the configuration of the autoencoder."""
     found = [config[key] for key in _KEYS if key in config]
     return found[0] if found and type(found[0]) is int and found[0] > 0 else None

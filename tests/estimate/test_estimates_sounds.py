@@ -25,6 +25,7 @@ from flowgrpo.pipelines.known_pipelines import (
     T5GEMMA_BASE,
     UMT5_BASE,
 )
+from flowgrpo.training.model_paths import sample_noun
 from tests.estimate.test_estimates import recipe
 from tests.estimate.test_footprint import kept_storages, predicted, total
 
@@ -200,3 +201,8 @@ def test_a_folder_says_whether_its_guidance_is_distilled(turbo: bool, evaluation
     assert found.inputs["kept_width"] == 1024
     family = FAMILIES["AceStepTransformer1DModel"]
     assert family.evaluations({}, found.one_evaluation).number == evaluations
+
+
+def test_messages_call_the_samples_of_a_known_model_sounds() -> None:
+    assert sample_noun(recipe(model={"path": XL})) == "sound"
+    assert sample_noun(recipe(model={"path": "Lightricks/LTX-2"})) == "image"

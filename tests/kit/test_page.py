@@ -26,7 +26,7 @@ def codes() -> set[str]:
             first = node.args[0] if isinstance(node, ast.Call) and node.args else None
             if isinstance(called, ast.Attribute) and called.attr == "add" and isinstance(first, ast.Constant):
                 found.add(first.value)
-            table = file.stem in ("versions", "contract")
+            table = file.stem in ("versions", "contract", "drawn_sounds")
             entry = node.elts[0] if isinstance(node, ast.Tuple) and node.elts and table else None
             if isinstance(entry, ast.Constant):
                 found.add(entry.value)

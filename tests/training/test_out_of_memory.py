@@ -177,7 +177,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, owner: type, method: str, calls: in
     ("owner", "method", "calls", "where"),
     [
         (FlowPolicy, "sample", 3, "while samples were made"),
-        (FlowPolicy, "decode", 3, "while images were decoded"),
+        (FlowPolicy, "decode", 3, "while samples were decoded"),
         (TransitionObjective, "backward", 5, "in the update"),
     ],
 )
