@@ -23,6 +23,7 @@ import torch
 from PIL import Image, ImageStat
 
 import flowgrpo
+from flowgrpo.kit.drawn_sounds import drawn_sounds
 from flowgrpo.kit.material import Material, arithmetic_samples, scene_samples
 from flowgrpo.rewards.person import person
 from flowgrpo.rewards.registry import BUILTIN
@@ -85,6 +86,7 @@ def all_material() -> dict[str, Material]:
     return {
         "scenes": scenes,
         "drawn": _drawn(),
+        "sounds": drawn_sounds(None, 4, 6),
         "scenes, red stars": replace(scenes, columns={"include": [STARS] * len(scenes)}),
         "scenes, short prompts": short,
         "scenes, as if given": replace(
@@ -231,7 +233,7 @@ def makers() -> dict[str, Maker]:
         Case("jpeg_incompressibility", NONE),
         Case("json_output", NONE, "objects"),
         Case("length", NONE, "answers", {"limit": 20, "buffer": 18}),
-        Case("loudness", NONE, ""),
+        Case("loudness", NONE, "sounds"),
         Case("majority", NONE, "sums"),
         Case("math", NONE, "sums"),
         # Without this option, the engine enlarges each page to 736 pixels, which takes minutes.
@@ -257,7 +259,7 @@ def _random(name: str, options: Mapping[str, Any], material: str = "scenes") -> 
 
 
 def _clap(folder: Path, ending: ExitStack) -> Case:
-    return _random("clap", {"model": str(save_clap(folder))}, "")
+    return _random("clap", {"model": str(save_clap(folder))}, "sounds")
 
 
 def _clip_score(folder: Path, ending: ExitStack) -> Case:

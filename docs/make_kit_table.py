@@ -76,6 +76,7 @@ The material is small:
   red stars. With *short prompts*, 8 of the samples have the prompts "a cat" and "a dog".
   With *questions*, each prompt has one multiple-choice question, and with *a reference*, each has a reference image.
 - *videos*: 4 frames each, made from these 8 samples; every frame moves the sample by one pixel.
+- *sounds*: 4 prompts × 6 drawn sounds of a second, in two channels.
 - *pages*: 8 drawn pages with a word, 256×96 pixels.
 - *sums*: 4 held-out prompts × 6 completions of the embedded language model.
 - *answers*, *worked*, *called*, *programs*, *objects*, *queries*: 8 written completions each.
