@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from flowgrpo.pipelines.conformance import conform as run
 
 _NAMES = {
@@ -21,3 +23,9 @@ _NAMES = {
 
 TINY: dict[str, Callable[[], Any]] = {key: run.TINY[name].fresh for key, name in _NAMES.items()}
 CALL: dict[str, dict[str, Any]] = {key: dict(run.TINY[name].call) for key, name in _NAMES.items()}
+
+
+def require(name: str) -> None:
+    """Skip a test of a tiny instance that the installed diffusers cannot run."""
+    if why := run.lacking(name):
+        pytest.skip(why)

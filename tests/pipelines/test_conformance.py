@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from diffusers import MochiPipeline
 from typer.testing import CliRunner
 
 from flowgrpo.cli.app import app
+from flowgrpo.pipelines.conformance import conform
 from flowgrpo.pipelines.conformance.conditioned import picture
 from flowgrpo.pipelines.conformance.conform import TINY, Result, check, check_folder, check_tiny
 from flowgrpo.pipelines.conformance.reasons import REASONS, reason
@@ -20,6 +22,7 @@ from flowgrpo.pipelines.conformance.subject import CheckOutcome, Subject
 from flowgrpo.pipelines.conformance.table import as_json, as_markdown, class_of, expected, flow_classes, unchecked
 from flowgrpo.weights.pipeline_classes import ADAPTERS
 from flowgrpo.weights.precision import in_dtype
+from tests.tiny_pipelines import require
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 CHECKS = ["probe", "velocity", "replay", "ratio", "decode", "given", "memory", "gradient", "lora", "saved"]
@@ -73,6 +76,7 @@ WITHOUT_GIVEN = {
     ],
 )
 def test_a_class_passes_every_check(name: str, variant: str, verdict: str) -> None:
+    require(name)
     seen: list[CheckOutcome] = []
     result = check_tiny(name, seen.append)
 
@@ -88,6 +92,19 @@ def test_a_class_that_the_installed_diffusers_does_not_have_is_named(monkeypatch
     monkeypatch.setitem(TINY, "TomorrowPipeline, with a picture", TINY["MochiPipeline"])
     with pytest.raises(ValueError, match=r"^diffusers [0-9.]+\S* has no TomorrowPipeline; install a newer one"):
         check_tiny("TomorrowPipeline, with a picture", lambda outcome: None)
+    monkeypatch.setitem(TINY, "MochiPipeline", replace(TINY["MochiPipeline"], since="99.1"))
+    needed = r"^MochiPipeline needs diffusers 99\.1 or later, and [0-9.]+\S* is installed; install a newer one"
+    with pytest.raises(ValueError, match=needed):
+        check_tiny("MochiPipeline", lambda outcome: None)
+
+
+def test_classes_that_the_installed_diffusers_does_not_have_are_left_out_of_the_check_of_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(conform, "TINY", {"TomorrowPipeline": TINY["MochiPipeline"]})
+    done = CliRunner().invoke(app, ["pipelines", "check", "--all"])
+    assert done.exit_code == 0, done.output
+    assert re.fullmatch(r"not checked +TomorrowPipeline +diffusers \S+ has no TomorrowPipeline\n", done.output)
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from flowgrpo.configs.load import load_recipe
 from flowgrpo.pipelines.conformance.conform import TINY
 from flowgrpo.pipelines.conformance.tiny import Tiny
 from flowgrpo.training.session import start
+from tests.tiny_pipelines import require
 
 PROMPTS = ("a photo of two red circles", "a star", "a blue square above a green triangle")
 REWARD = """
@@ -25,6 +26,7 @@ OWN_LOADER = {name for name, tiny in TINY.items() if tiny.adjust is not None or 
 
 def load_as_the_kit_does(name: str, patch: pytest.MonkeyPatch) -> None:
     """Give sessions and commands the call of a tiny instance, and where its folder lacks a part the instance itself."""
+    require(name)
     tiny = TINY[name]
     for module in ("training.recipe_models", "training.session", "inference.opening"):
         patch.setattr(f"flowgrpo.{module}.call_arguments", lambda folder, given: {**tiny.call, **given})

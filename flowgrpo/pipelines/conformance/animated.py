@@ -11,7 +11,7 @@ from . import encoders as parts
 from .conditioned import VIDEO, picture
 from .images import SANA, shifted_scheduler
 from .recent import LTX2, ltx2_parts, motif_video_transformer
-from .tiny import Tiny
+from .tiny import Tiny, installed
 from .videos import (
     EXPLODING,
     NoSafetyChecker,
@@ -66,6 +66,8 @@ def _motif_image_to_video() -> Any:
 _TEMPLATE = {
     "template": "<|start_header_id|>system<|end_header_id|><image>red<|eot_id|>"
     "<|start_header_id|>user<|end_header_id|>{}<|eot_id|><|start_header_id|>assistant<|end_header_id|>red",
+    # `<|eot_id|>` of `encoders.llava`. Diffusers before 0.38 looks for this token where a later one looks for a name.
+    "double_return_token_id": 515,
     "crop_start": 6,
     "image_emb_start": 3,
     "image_emb_end": 7,
@@ -83,7 +85,8 @@ _HUNYUAN = {
 
 ANIMATED: dict[str, Tiny] = {
     "LTX2ImageToVideoPipeline": Tiny(
-        lambda: diffusers.LTX2ImageToVideoPipeline(**ltx2_parts()), {**LTX2, "image": picture(32), "image_crf": 0}
+        lambda: diffusers.LTX2ImageToVideoPipeline(**ltx2_parts()),
+        {**LTX2, "image": picture(32), **({"image_crf": 0} if installed("0.40") else {})},
     ),
     "Cosmos2VideoToWorldPipeline": Tiny(
         lambda: cosmos2("Cosmos2VideoToWorldPipeline", 5),

@@ -37,7 +37,7 @@ from .noise_predicting import NOISE_PREDICTING
 from .recent import RECENT
 from .sounding import SOUNDS
 from .subject import TEXTS, CheckOutcome, Failure, NotApplicable, Subject
-from .tiny import Tiny
+from .tiny import Tiny, installed
 from .videos import VIDEOS
 
 TINY: dict[str, Tiny] = {
@@ -148,6 +148,16 @@ def _parameters(kind: Any) -> Mapping[str, inspect.Parameter]:
     return {} if kind is None else inspect.signature(kind.__call__).parameters
 
 
+def lacking(name: str) -> str:
+    """Why the installed diffusers cannot run a tiny instance, a key of `TINY`; "" if it can."""
+    kind, since = name.partition(",")[0], TINY[name].since
+    if not hasattr(diffusers, kind):
+        return f"diffusers {diffusers.__version__} has no {kind}"
+    if not installed(since):
+        return f"{kind} needs diffusers {since} or later, and {diffusers.__version__} is installed"
+    return ""
+
+
 def check_tiny(name: str, report: Callable[[CheckOutcome], None]) -> Result:
     """Build a tiny instance of a class, save it, load it by path, and check the loaded pipeline.
 
@@ -156,14 +166,11 @@ def check_tiny(name: str, report: Callable[[CheckOutcome], None]) -> Result:
         report: called with each outcome.
 
     Raises:
-        ValueError: the installed diffusers does not have the class.
+        ValueError: the installed diffusers does not have the class, or is too old for it.
     """
-    tiny, kind = TINY[name], name.partition(",")[0]
-    if not hasattr(diffusers, kind):
-        raise ValueError(
-            f"diffusers {diffusers.__version__} has no {kind}; install a newer one (pip install --upgrade diffusers), "
-            "or check another pipeline"
-        )
+    tiny = TINY[name]
+    if why := lacking(name):
+        raise ValueError(f"{why}; install a newer one (pip install --upgrade diffusers), or check another pipeline")
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder) / "pipeline"
         tiny.fresh().save_pretrained(saved)
@@ -238,7 +245,7 @@ def check_all(names: list[str], report: Callable[[str, CheckOutcome], None]) -> 
     """Check tiny instances one after another.
 
     Args:
-        names: keys of `TINY`.
+        names: keys of `TINY` that are not `lacking`.
         report: called with a name and each of its outcomes.
     """
     for name in names:

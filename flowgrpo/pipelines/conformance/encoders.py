@@ -12,6 +12,8 @@ from typing import Any
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+# Whether transformers is of version 5 or later.
+_FIVE = int(transformers.__version__.partition(".")[0]) >= 5
 VOCAB = 512
 PAD, EOS, BOS = 0, 1, 2
 WIDTH = 16
@@ -53,17 +55,29 @@ def _tokenizer_json() -> str:
     return text
 
 
-def tokenizer(*, max_length: int = 32, template: str = "$A <eos>", side: str = "right") -> Any:
-    """A tokenizer of at most 512 entries, with a chat template; it puts each text into `template`."""
+def tokenizer(
+    *,
+    max_length: int = 32,
+    template: str = "$A <eos>",
+    side: str = "right",
+    kind: str = "PreTrainedTokenizerFast",
+    **more: Any,
+) -> Any:
+    """A tokenizer of at most 512 entries, with a chat template; it puts each text into `template`.
+
+    `more` goes to the class of transformers that `kind` names.
+    """
     made = Tokenizer.from_str(_tokenizer_json())
     made.post_processor = processors.TemplateProcessing(
         single=template, special_tokens=[("<eos>", EOS), ("<bos>", BOS)]
     )
-    return transformers.PreTrainedTokenizerFast(
+    return getattr(transformers, kind)(
         tokenizer_object=made,
         pad_token="<pad>",
         eos_token="<eos>",
         bos_token="<bos>",
+        # Versions before 5 would also make `token_type_ids`, which no encoder of a pipeline takes.
+        model_input_names=["input_ids", "attention_mask"],
         model_max_length=max_length,
         padding_side=side,
         chat_template=_CHAT,
@@ -73,6 +87,7 @@ def tokenizer(*, max_length: int = 32, template: str = "$A <eos>", side: str = "
             "vision_start_token": "<|vision_start|>",
             "vision_end_token": "<|vision_end|>",
         },
+        **more,
     )
 
 
@@ -234,13 +249,16 @@ def qwen2_vl_processor(kind: str = "Qwen2_5_VLProcessor", pixels: int = 28 * 28)
     images = transformers.Qwen2VLImageProcessor(min_pixels=pixels, max_pixels=4 * pixels)
     videos = transformers.Qwen2VLVideoProcessor(min_pixels=pixels, max_pixels=4 * pixels)
     words = long_tokenizer()
+    if not _FIVE:
+        # These processors then take no other class. Its own unknown token would be one more entry.
+        words = tokenizer(max_length=2048, template="$A", kind="Qwen2TokenizerFast", unk_token="<pad>")
     return getattr(transformers, kind)(images, words, videos, chat_template=words.chat_template)
 
 
 def _mrope() -> dict[str, Any]:
     rope = {"mrope_section": [1, 1, 2], "rope_type": "default", "type": "default", "rope_theta": 10000.0}
     # Transformers 5 has another name for this processor.
-    return {"rope_parameters" if int(transformers.__version__.partition(".")[0]) >= 5 else "rope_scaling": rope}
+    return {"rope_parameters" if _FIVE else "rope_scaling": rope}
 
 
 def qwen3_vl(model: str = "Qwen3VLForConditionalGeneration", *, layers: int = 2) -> Any:

@@ -305,6 +305,7 @@ IMAGES_MORE: dict[str, Tiny] = {
     "BriaFiboPipeline": Tiny(
         lambda: diffusers.BriaFiboPipeline(**bria_fibo_parts()),
         {"height": 64, "width": 64, "negative_prompt": "blue", "max_sequence_length": 32},
+        since="0.39",  # an older version returns the pictures of several rows as arrays of numpy
     ),
     "OvisImagePipeline": Tiny(_ovis, {**_GUIDED, "max_sequence_length": 128}),
     "LongCatImagePipeline": Tiny(

@@ -11,7 +11,7 @@ from . import autoencoders
 from . import encoders as parts
 from .conditioned import picture
 from .images import euler, flux2_klein_parts, shifted_scheduler, zimage_parts
-from .tiny import Tiny
+from .tiny import Tiny, installed
 from .videos import unipc
 
 
@@ -181,8 +181,8 @@ LTX2 = {
     "frame_rate": 25.0,
     "negative_prompt": "blue",
     "guidance_scale": 3.0,
-    "spatio_temporal_guidance_blocks": [1],
     "max_sequence_length": 16,
+    **({"spatio_temporal_guidance_blocks": [1]} if installed("0.38") else {}),
 }
 # Older versions of diffusers do not have the classes of these conditions.
 _CONDITION = SimpleNamespace(frames=picture(32), index=0, strength=1.0, crf=None)

@@ -7,12 +7,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import torch
 from diffusers import DiffusionPipeline
 from torch import nn
 
 from ...weights.precision import in_dtype
 from ..zeroed import Zeroed
+
+
+def installed(version: str) -> bool:
+    """Whether the installed diffusers is of a version, such as "0.38", or later."""
+    return _numbers(diffusers.__version__) >= _numbers(version)
+
+
+def _numbers(version: str) -> tuple[int, int]:
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)
 
 
 @dataclass(frozen=True)
@@ -28,6 +39,7 @@ class Tiny:
         adjust: called with the loaded pipeline; makes small what no argument can (a fixed list of resolutions).
         notes: what a reader of the table should know.
         texts: the prompts, if the class does not take any text.
+        since: the first version of diffusers that can run the instance, if an older one has the class and cannot.
     """
 
     build: Callable[[], Any]
@@ -38,6 +50,7 @@ class Tiny:
     adjust: Callable[[Any], None] | None = None
     notes: str = ""
     texts: tuple[str, ...] = ()
+    since: str = "0.0"
 
     def fresh(self) -> Any:
         """A new pipeline with the same weights each time; every denoiser parameter is moved off its initial value.

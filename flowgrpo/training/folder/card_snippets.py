@@ -146,7 +146,8 @@ def _loads(facts: CardFacts) -> list[str]:
     if not facts.loads_lora:
         return [f'pipe.transformer.load_lora_adapter(RESULT, weight_name="{FIRST}", prefix=None)']
     if SECOND not in facts.files:
-        return ["pipe.load_lora_weights(RESULT)"]
+        # Without a network, diffusers finds no name on the hub, and in older versions not even in a folder.
+        return [f'pipe.load_lora_weights(RESULT, weight_name="{FIRST}")']
     return [
         f'pipe.load_lora_weights(RESULT, weight_name="{FIRST}")',
         f'pipe.load_lora_weights(RESULT, weight_name="{SECOND}", load_into_transformer_2=True)',
