@@ -48,6 +48,7 @@ EDITED: dict[str, Tiny] = {
         {**_GUIDED, "height": 64, "width": 64, "image": picture(64), "_auto_resize": False, "max_sequence_length": 64},
         notes="its prompts are JSON with an `edit_instruction`",
         texts=tuple(f'{{"edit_instruction": "{text}"}}' for text in TEXTS),
+        since="0.41",  # an older version takes no list of prompts
     ),
     "Kandinsky5I2IPipeline": Tiny(
         _kandinsky5,
