@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args, get_origin
 
@@ -222,7 +223,11 @@ def _over_part(below: Any, value: Any) -> Any:
 def _kinds_of_lists(data: Mapping[str, Any]) -> dict[str, str]:
     """Keys of a recipe that hold a list of parts, with the kind of the parts."""
     task = data.get("task")
-    schema = SCHEMAS.get(task, Recipe) if isinstance(task, str) else Recipe
+    return _lists_of(SCHEMAS.get(task, Recipe) if isinstance(task, str) else Recipe)
+
+
+@cache
+def _lists_of(schema: type[AnyRecipe]) -> dict[str, str]:
     found: dict[str, str] = {}
     for key, field in schema.model_fields.items():
         for entry in get_args(field.annotation) if get_origin(field.annotation) is list else ():

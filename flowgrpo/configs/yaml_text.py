@@ -6,8 +6,10 @@ number: no text makes it run for long, and what it returns can be walked by recu
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Hashable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ DEEPEST = 50
 """Largest number of mappings and lists within each other. A recipe of the package has fewer than ten."""
 LONGEST = 2**20
 """Largest number of characters of a text. The loader needs a few seconds for so many."""
+SHORT = 1000
+"""Largest number of characters of a value that is remembered."""
 LONGEST_NUMBER = 400
 """Largest number of characters of a number. The largest float has 309 digits before the point."""
 
@@ -129,15 +133,21 @@ _TOO_LONG = "name a recipe, or the config.yaml of a run, and put long texts into
 
 
 def parse_yaml_value(text: str) -> Any:
-    """A value from the command line; raises ValueError if it is not YAML."""
+    """A value from the command line, new at each call; raises ValueError if it is not YAML."""
     if len(text) > LONGEST:
         raise ValueError(f"{text!r:.80} has {len(text):,} characters, and a value may have {LONGEST:,}; shorten it")
     try:
-        return yaml.load(text, Loader)
+        return copy.deepcopy(_read_once(text)) if len(text) <= SHORT else yaml.load(text, Loader)
     except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(
             f"{text!r:.80} is not a YAML value ({_problem(error).removeprefix('is not YAML: ')}); quote it"
         ) from None
+
+
+@lru_cache(maxsize=4096)
+def _read_once(text: str) -> Any:
+    """The value of a text. Many recipes are read with the same overrides, and reading takes a millisecond."""
+    return yaml.load(text, Loader)
 
 
 def in_one_line(value: Any) -> str:

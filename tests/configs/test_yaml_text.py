@@ -48,6 +48,12 @@ def test_numbers_are_read_as_before(text: str, value: object):
     assert parse_yaml_value(text) == value
 
 
+def test_a_value_is_new_at_each_call():
+    text = "[{a: 1}]"
+    parse_yaml_value(text)[0]["a"] = 2
+    assert parse_yaml_value(text) == [{"a": 1}]
+
+
 def test_the_deepest_value_that_is_read_can_be_copied():
     value = parse_yaml("[" * DEEPEST + "x" + "]" * DEEPEST, "file")
     assert copy.deepcopy(value) == value
