@@ -6,7 +6,6 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-import diffusers
 import pytest
 import torch
 
@@ -14,7 +13,7 @@ from flowgrpo.pipelines.conformance.conform import TINY as CLASSES
 from flowgrpo.pipelines.denoiser import Denoiser
 from flowgrpo.pipelines.joining import joined, layout_of
 from flowgrpo.pipelines.prompt_cache import PromptCache
-from tests.tiny_pipelines import CALL, TINY
+from tests.tiny_pipelines import CALL, TINY, require
 
 KEYS = tuple(TINY)
 PROMPTS = ["a photo of two red circles above a green square", "a star", "three blue triangles"]
@@ -225,9 +224,9 @@ def test_other_arguments_make_other_entries() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not hasattr(diffusers, "DreamLitePipeline"), reason="this version of diffusers has no DreamLite")
 def test_texts_that_go_in_as_one_list_are_kept_together() -> None:
     """DreamLite encodes `prompts=[negative, "[Generate]: " + prompt]`, padded to the longer of the two."""
+    require("DreamLitePipeline")
     made = CLASSES["DreamLitePipeline"]
     pipe = made.fresh()
     d = Denoiser(pipe, num_steps=2, call=made.call)

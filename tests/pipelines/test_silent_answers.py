@@ -15,7 +15,7 @@ from flowgrpo.pipelines.conformance import checks, conform
 from flowgrpo.pipelines.conformance.subject import CheckOutcome, Failure, Subject
 from flowgrpo.pipelines.denoiser import Denoiser
 from flowgrpo.weights.pipeline_classes import ADAPTERS
-from tests.tiny_pipelines import CALL, TINY
+from tests.tiny_pipelines import CALL, TINY, require
 
 pytestmark = pytest.mark.slow
 
@@ -99,6 +99,7 @@ def test_a_video_and_its_sound_are_one_state() -> None:
 
 
 def test_one_video_without_a_batch_dimension_is_a_video() -> None:
+    require("Cosmos3OmniPipeline")
     tiny = conform.TINY["Cosmos3OmniPipeline"]
     made = Denoiser(tiny.fresh(), num_steps=STEPS, call=tiny.call)
     made.self_check(PROMPTS)
@@ -245,6 +246,7 @@ def test_rows_that_see_each_other_fail_the_velocity_check(tmp_path: Path) -> Non
 def test_rows_that_see_the_padding_of_longer_prompts_fail_the_velocity_check(
     class_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    require(class_name)
     seen: list[CheckOutcome] = []
     monkeypatch.setattr(conform, "CHECKS", {"probe": checks.probe, "velocity": checks.velocity})
     assert conform.check_tiny(class_name, seen.append).passed

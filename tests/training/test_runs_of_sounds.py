@@ -10,6 +10,7 @@ from flowgrpo.media.sound import read_sound
 from flowgrpo.pipelines.conformance.conform import TINY
 from flowgrpo.training.checking import check
 from tests.conftest import Command
+from tests.tiny_pipelines import require
 
 REWARD = """
 def level(sounds, sampling_rate, prompts, lyrics=None, **columns):
@@ -25,6 +26,7 @@ ROWS = (
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
+    require("AceStepPipeline")
     TINY["AceStepPipeline"].fresh().save_pretrained(tmp_path / "model")
     (tmp_path / "reward.py").write_text(REWARD)
     (tmp_path / "songs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))

@@ -31,6 +31,7 @@ from flowgrpo.weights.blocks import repeated_blocks
 from flowgrpo.weights.trained import LoraSpec, TrainedWeights, trainable_modules
 from flowgrpo.weights.whole_teachers import check_whole_teacher, load_whole_teacher
 from tests.parts.own_parts import same_when_resumed
+from tests.tiny_pipelines import require
 from tests.training import test_processes, test_sharding
 from tests.training.test_processes import REWARDS, lines, run_all
 from tests.training.test_sharding import FSDP
@@ -272,6 +273,7 @@ def test_the_denoisers_of_other_families_are_lent_as_well(key, kind, tmp_path) -
 
     Krea 2 multiplies in another order if its weights can have a gradient, so it differs if only one of the two can.
     """
+    require(key)
     tiny = TINY[key]
     student, teacher = tiny.fresh(), tiny.fresh()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):

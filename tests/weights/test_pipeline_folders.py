@@ -14,6 +14,7 @@ from flowgrpo.pipelines.architectures import architecture_of
 from flowgrpo.pipelines.conformance.conform import TINY
 from flowgrpo.weights import pipeline_folders as folders
 from flowgrpo.weights.pipeline_folders import check_pipeline_folder, from_hub, parts_of, weight_faults
+from tests.tiny_pipelines import require
 
 
 def test_a_hub_id_that_cannot_be_read_is_named_without_a_stacktrace_that_is_not_there():
@@ -83,8 +84,7 @@ def test_a_part_with_a_config_of_its_own_name_is_none_that_lacks_its_weights(tmp
 @pytest.mark.parametrize("setting", [[1, 2], ["a", "b"], [4], [], "four"])
 def test_a_setting_is_no_part_whatever_it_looks_like(setting: object, tmp_path: Path) -> None:
     """Krea 2 lists the layers of its text encoder that it reads."""
-    if not hasattr(diffusers, "Krea2Pipeline"):
-        pytest.skip("this version of diffusers has no Krea 2")
+    require("Krea2Pipeline")
     TINY["Krea2Pipeline"].fresh().save_pretrained(tmp_path)
     index = json.loads((tmp_path / "model_index.json").read_text())
     assert index["text_encoder_select_layers"] == [1, 2]
@@ -133,12 +133,14 @@ def test_a_class_that_a_pipeline_adds_to_transformers_is_known(tmp_path: Path, m
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["Cosmos3OmniPipeline", "LTX2Pipeline", "MotifVideoImage2VideoPipeline"])
 def test_parts_of_unusual_names_and_libraries_are_accepted(name: str, tmp_path: Path) -> None:
+    require(name)
     TINY[name].fresh().save_pretrained(tmp_path / "pipeline")
     assert check_pipeline_folder(tmp_path / "pipeline") is getattr(diffusers, name)
 
 
 @pytest.mark.slow
 def test_a_tokenizer_belongs_under_a_name_of_a_tokenizer_unless_it_is_a_model_of_diffusers(tmp_path: Path) -> None:
+    require("Cosmos3OmniPipeline")
     folder = tmp_path / "pipeline"
     TINY["Cosmos3OmniPipeline"].fresh().save_pretrained(folder)
     index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))

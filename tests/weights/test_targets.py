@@ -10,6 +10,7 @@ from torch import nn
 from flowgrpo.pipelines.conformance.conform import TINY
 from flowgrpo.weights.lora import LoraSpec, target_layers
 from flowgrpo.weights.trained import trainable_modules
+from tests.tiny_pipelines import require
 
 # Named apart from the usual names.
 UNUSUAL = (
@@ -23,6 +24,7 @@ GATE = re.compile(r"\.to_gate(_logits|_compress)?$")
 
 def left_out(name: str) -> list[str]:
     """Linear layers of attention without an adapter, of the denoisers that take one."""
+    require(name)
     found = []
     for key, module in trainable_modules(TINY[name].fresh()).items():
         if not hasattr(module, "add_adapter"):
