@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.pipelines.conformance.conform import TINY
+from flowgrpo.pipelines.conformance.tiny import installed
 from flowgrpo.training.lora_start import with_start
 from flowgrpo.training.session import lora_spec
 from flowgrpo.weights.adapter_files import read_start
@@ -106,6 +107,10 @@ def written(folder: Path, state: dict[str, Tensor]) -> Path:
     return folder / "x.safetensors"
 
 
+# An older diffusers loses a part of these files, or refuses them. Then flowgrpo refuses them too.
+CONVERTED_SINCE = {"flux2 with alphas": "0.38", "qwen of ai-toolkit": "0.42"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("uneven", [False, True])
 @pytest.mark.parametrize("case", CASES)
@@ -122,6 +127,10 @@ def test_the_weights_change_as_the_file_says(tmp_path: Path, case: str, uneven: 
         state |= {f"{named(layer)}.lora_{sides[0]}.weight": a, f"{named(layer)}.lora_{sides[1]}.weight": b}
         state[f"{named(layer)}.alpha"] = torch.tensor(alpha)
         wanted[layer] = b.double() @ a.double() * alpha / rank
+    if not installed(CONVERTED_SINCE.get(case, "0.0")):
+        with pytest.raises(ValueError, match=f"the conversion of diffusers for {name}"):
+            begun(pipe, written(tmp_path, state), index(tmp_path, name))
+        return
     found = begun(pipe, written(tmp_path, state), index(tmp_path, name))
     assert found.keys() == wanted.keys()
     for layer, change in wanted.items():
