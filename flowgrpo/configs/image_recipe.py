@@ -172,6 +172,11 @@ class ModelConfig(Section):
         description="Attention backend of diffusers (native, flash, …); by default diffusers chooses.",
     )
     compile: bool = Field(False, description="`torch.compile` the denoiser's repeated blocks.")
+    context_parallel: int = Field(
+        1,
+        ge=1,
+        description="Number of processes that evaluate one sample together, each with a part of its tokens.",
+    )
     quantize: Literal["float8", "int8", "nf4"] | None = Field(
         None,
         description="LoRA: keep the frozen denoiser's linear weights in 8 bits, through torchao, or in 4 bits with "
@@ -191,6 +196,11 @@ class ModelConfig(Section):
             if teacher.lora is not None and self.train == "full":
                 raise ValueError(f"teachers.{place}.lora is {teacher.lora}, and {LORA_TEACHERS}")
         check_quantized(self.quantize, self.train, self.dtype)
+        if self.compile and self.context_parallel > 1:
+            raise ValueError(
+                f"context_parallel is {self.context_parallel}, and blocks that share tokens among processes are not "
+                "compiled; write compile: false"
+            )
         if "text_encoders" in self.offload and self.release_text_encoders:
             raise ValueError(
                 "release_text_encoders frees the text encoders once the prompts of the run are encoded, and offload "

@@ -29,6 +29,7 @@ from ..rewards.threads import Line
 from ..weights.averages import Ema
 from .credit.pooling import Batch, asked
 from .data import Data, PromptRow, templated
+from .distributed.context_groups import LedRewards
 from .distributed.failures import share_failure
 from .distributed.processes import Processes
 from .extensions.extension import Extensions
@@ -53,6 +54,8 @@ class OverlappedScoring:
     Each remote reward has a thread of its own. The rewards on one device share a thread, and are called in turn. So no
     reward, and nothing that rewards of one device share, is ever called twice at a time.
 
+    With context parallelism, no reward begins before the rollout is complete, because a group asks together.
+
     As a context manager, it releases its threads. If the run has failed, it does not wait for remote answers.
 
     Args:
@@ -62,7 +65,8 @@ class OverlappedScoring:
 
     def __init__(self, rewards: RewardSet, device: torch.device) -> None:
         self._rewards = rewards
-        self._elsewhere = [k for k, reward in enumerate(rewards.rewards) if runs_elsewhere(reward, device)]
+        apart = [] if isinstance(rewards, LedRewards) else rewards.rewards
+        self._elsewhere = [k for k, reward in enumerate(apart) if runs_elsewhere(reward, device)]
         self._lines: dict[int | str, Line] = {}
         self._begun: dict[int, list[Future[RewardBatch]]] = {}
         self._count = 0

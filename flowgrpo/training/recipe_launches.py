@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..configs.schema import AnyRecipe, Recipe, TextRecipe
+from .distributed.context_groups import context_of
 from .recipe_plans import check_edges
 
 
@@ -12,8 +13,19 @@ def check_ranks(recipe: AnyRecipe, ranks: int) -> None:
     Raises:
         ValueError: the recipe does not run in so many processes.
     """
-    prompts = recipe.rollout.prompts
-    if prompts < ranks:
+    prompts, context = recipe.rollout.prompts, context_of(recipe)
+    if ranks % context:
+        raise ValueError(
+            f"model.context_parallel is {context}, and {ranks} process{'es' if ranks > 1 else ''} cannot be divided "
+            f"into groups of {context}; launch a multiple of {context} processes (docs/scaling.md), or write "
+            "model.context_parallel: 1"
+        )
+    if context > 1 and prompts < ranks // context:
+        raise ValueError(
+            f"rollout.prompts is {prompts} on {ranks // context} groups of {context} processes, and one group makes "
+            f"all samples of a prompt; use {ranks // context} prompts or more, or fewer processes"
+        )
+    if context == 1 and prompts < ranks:
         raise ValueError(
             f"rollout.prompts is {prompts} on {ranks} processes, and one process makes all samples of a prompt; use "
             f"{ranks} prompts or more, or fewer processes"
@@ -24,7 +36,7 @@ def check_ranks(recipe: AnyRecipe, ranks: int) -> None:
             "steps are on several processes; use one process, or another credit"
         )
     if not isinstance(recipe, TextRecipe):
-        check_edges(recipe, ranks)
+        check_edges(recipe, ranks // context)
     if isinstance(recipe, Recipe) and recipe.critic is not None and ranks > 1:
         raise ValueError("a critic is trained in one process only; use one process, or a recipe without `critic`")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ from ..weights.saving import local_folder
 from ..weights.trained import LoraSpec, TrainedWeights, cast_base
 from .checking import check, evaluated, reward_specs
 from .data import Data, PromptRow, column_names
+from .distributed.context_groups import ContextGroup, LedRewards, context_of
 from .distributed.launching import load_whole_models, notes_on_launch, sharding_of, zero_of
 from .distributed.processes import Processes, ended_together
 from .extensions.extension import Extensions
@@ -157,6 +159,8 @@ class Session:
         # iteration only when the checkpoint is chosen.
         if run is not None and not run.begun:
             self.trackers.start(0)
+        context = context_of(recipe)
+        self._group = None if context == 1 else ContextGroup(context)
         load_whole_models()
         self._doing("loading the rewards")
         self._make_rewards()
@@ -172,7 +176,9 @@ class Session:
         self.notes += notes_on_launch(recipe, self.accelerator)
         self.task: Task
         if isinstance(recipe, Recipe):
-            self.task = load_flow_task(recipe, checked.folder, self.data, device, self._model, shard, self._doing)
+            self.task = load_flow_task(
+                recipe, checked.folder, self.data, device, self._model, shard, self._doing, context
+            )
             return
         self._doing("loading the model")
         if isinstance(recipe, TextRecipe):
@@ -188,8 +194,9 @@ class Session:
     def _make_rewards(self) -> None:
         """Make the rewards before the model, so that a fault of a reward is reported without a wait."""
         recipe = self.recipe
-        self.rewards = RewardSet(reward_specs(recipe.rewards))
-        self.evaluation = RewardSet(reward_specs(evaluated(recipe)))
+        make = RewardSet if self._group is None else partial(LedRewards, group=self._group)
+        self.rewards = make(reward_specs(recipe.rewards))
+        self.evaluation = make(reward_specs(evaluated(recipe)))
         self.extensions = Extensions.of(recipe, self.rewards.names, self.evaluation.names)
         kind = kind_of_run(recipe, fetch=True)
         sides = (self.rewards, self.data.train.rows, False), (self.evaluation, self.data.heldout, True)
@@ -223,11 +230,12 @@ def load_flow_task(
     pipe: Any = None,
     shard: Callable[[dict[str, torch.nn.Module]], Shards] | None = None,
     doing: Doing = silent,
+    context: int = 1,
 ) -> FlowTask:
     """Load a pipeline unless it is given, add the trained weights, encode the prompts and check the replay.
 
     If `shard` is given, it cuts the weights of the denoiser before they are moved to the device. `doing` is told what
-    happens.
+    happens. `context` processes evaluate each sample together.
     """
     model = recipe.model
     dtype, source = DTYPES[model.dtype], None
@@ -273,6 +281,11 @@ def load_flow_task(
     doing("preparing the pipeline")
     if model.compile:
         compile_blocks(pipe)
+    if context > 1:
+        # Imported only here: the modules of meshes load for more than a second, and few runs need them.
+        from ..weights.token_split import split_tokens
+
+        split_tokens(weights.modules, context)
     cache = PromptCache(
         pipe, call, most=kept_prompts(recipe, len(data.heldout)), spare=SPARE_EMBEDDINGS, overflow="cpu",
         changes=[with_pictures_read(changes, "call.") for changes in recipe.other_calls],

@@ -29,7 +29,7 @@ def together(keeper: Keeper, work: Callable[[], T], alone: bool = True) -> T:
     """
     if keeper.processes.count == 1:
         return work()
-    alone = alone and keeper.weights.shards is None
+    alone = alone and keeper.weights.shards is None and keeper.processes.groups == keeper.processes.count
     found: list[T] = []
     failed: RewardError | None = None
     try:

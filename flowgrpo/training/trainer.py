@@ -20,6 +20,7 @@ from .credit.from_scores import Credit
 from .credit.pooling import Batch, Pooled, asked, pooled
 from .data import Data, PromptRow
 from .device_memory import lacks_memory
+from .distributed.context_groups import context_of
 from .distributed.failures import FailedTogether
 from .distributed.launching import optimizer_of
 from .distributed.processes import Processes, ended_together
@@ -84,7 +85,9 @@ class Trainer:
         task.score_with(self._judged)
         task.differentiate(rewards, data.train.rows)
         self.clock, self.next_iteration = Clock(task.device, task.clock_parts), 0
-        self.processes = Processes(accelerator.process_index, accelerator.num_processes, task.weights.meet)
+        self.processes = Processes(
+            accelerator.process_index, accelerator.num_processes, task.weights.meet, context_of(recipe)
+        )
         self.optimizer = optimizer_of(recipe, accelerator, task.weights, self.processes)
         self.credit = Credit(recipe)
         self.extensions.begin(task, self.processes, self.clock)
@@ -122,10 +125,12 @@ class Trainer:
     @property
     def shared_out(self) -> str:
         """What the processes share out, in words; "" if each process holds everything."""
-        weights = self.task.weights
-        if weights.shards is None:
-            return self.optimizer.shared_out
-        return f"{'full' if weights.kind == 'full' else 'frozen'} weights in shards by FSDP2"
+        weights, context = self.task.weights, context_of(self.recipe)
+        shared = self.optimizer.shared_out
+        if weights.shards is not None:
+            shared = f"{'full' if weights.kind == 'full' else 'frozen'} weights in shards by FSDP2"
+        split = "" if context == 1 else f"the tokens of each sample on {context} of them"
+        return ", ".join(filter(None, (shared, split)))
 
     def parts(self) -> dict[str, Stateful]:
         """What a checkpoint holds besides the weights, by file name."""

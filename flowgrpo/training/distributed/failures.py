@@ -35,7 +35,7 @@ def share_failure(processes: Processes, own: RewardError | None = None, signal: 
     """
     if processes.count == 1 and own is not None:
         raise own
-    told = processes.gather((signal, None if own is None else (own.reward, str(own))))
+    told = processes.hear((signal, None if own is None else (own.reward, str(own))))
     if received := max(number for number, _ in told):
         return received
     if own is not None:

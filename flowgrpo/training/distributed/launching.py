@@ -15,6 +15,7 @@ from ...configs.schema import AnyRecipe, Recipe
 from ...weights.trained import TrainedWeights
 from ..recipe_launches import check_shards
 from ..updating import Optimizer, Stepper
+from .context_groups import context_of
 from .processes import Processes
 from .zero import ZeroOptimizer
 
@@ -130,6 +131,11 @@ def zero_of(recipe: AnyRecipe, accelerator: Accelerator) -> dict[str, Any] | Non
                 recipe.optimizer.type != "adamw",
                 f"the averages of optimizer.type {recipe.optimizer.type} are not shared out among processes; use "
                 "optimizer.type adamw, or launch with --multi_gpu in place of --use_deepspeed",
+            ),
+            (
+                context_of(recipe) > 1,
+                "model.context_parallel does not run with DeepSpeed; launch with --multi_gpu or --use_fsdp in place of "
+                "--use_deepspeed",
             ),
             (
                 bool(sections),

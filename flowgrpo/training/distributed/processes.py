@@ -130,15 +130,25 @@ def part() -> None:
 class Processes:
     """The processes of a run, which take prompts in turn.
 
+    With context parallelism, processes of consecutive ranks form groups. The processes of a group have the same prompts
+    and samples, and the first of them speaks for the group.
+
     Args:
         rank: number of this process.
         count: number of processes.
         meet: called before the processes exchange values; it returns when no process needs another any more.
+        context: number of processes in a group; it divides `count`.
+
+    Attributes:
+        groups: number of groups; `count` without context parallelism.
+        group: number of this process's group.
+        leads: whether this process speaks for its group.
     """
 
-    def __init__(self, rank: int = 0, count: int = 1, meet: Callable[[], None] | None = None) -> None:
+    def __init__(self, rank: int = 0, count: int = 1, meet: Callable[[], None] | None = None, context: int = 1) -> None:
         self.rank, self.count = rank, count
-        self._meet = meet
+        self._meet, self._context = meet, context
+        self.groups, self.group, self.leads = count // context, rank // context, rank % context == 0
 
     def meet(self) -> None:
         """Return once no process needs another for a backward pass or for weights. Every process must call it."""
@@ -153,7 +163,7 @@ class Processes:
 
     def share(self, total: int) -> range:
         """Numbers of this process's prompts among `total`; shares differ by one prompt at most."""
-        return range(self.rank, total, self.count)
+        return range(self.group, total, self.groups)
 
     def cuts(self, total: int, updates: int) -> tuple[int, ...]:
         """First prompt of each part of an iteration after the first, counted in this process's prompts.
@@ -163,14 +173,20 @@ class Processes:
         return tuple(len(self.share(start)) for start in part_bounds(total, updates, None)[1:-1])
 
     def gather(self, thing: T) -> list[T]:
-        """The `thing` of each process, by rank. Every process must call it."""
+        """The `thing` of each process, or of the first process of each group, by rank. Every process must call it."""
+        return self.hear(thing)[:: self._context]
+
+    def hear(self, thing: T) -> list[T]:
+        """The `thing` of each process, by rank, also within groups. Every process must call it."""
         self.meet()
         return list(gather_object([thing])) if self.count > 1 else [thing]
 
     def add(self, tensor: Tensor) -> Tensor:
-        """The sum of a tensor over processes. Every process must call it."""
+        """The sum of a tensor over processes, in which each group counts once. Every process must call it."""
         self.meet()
-        return tensor if self.count == 1 else reduce(tensor, "sum")
+        if self.count == 1:
+            return tensor
+        return reduce(tensor if self.leads else torch.zeros_like(tensor), "sum")
 
     def pool(self, items: Sequence[T], places: Sequence[int]) -> tuple[list[T], list[int]]:
         """The items of all processes in the order of their places. Every process must call it.
@@ -178,9 +194,9 @@ class Processes:
         The order does not depend on the number of processes.
 
         Args:
-            items: of this process.
-            places: the number of the prompt of each item. No other process has this prompt. Items of one place keep
-                their order.
+            items: of this process. Of a group, only the first process's items count.
+            places: the number of the prompt of each item. No other process, or group, has this prompt. Items of one
+                place keep their order.
 
         Returns:
             The items of all processes, and the position of each item of this process among them.
@@ -189,14 +205,15 @@ class Processes:
         everything = [pair for part in parts for pair in part]
         order = sorted(range(len(everything)), key=lambda k: everything[k][0])
         position = {k: found for found, k in enumerate(order)}
-        first = sum(len(part) for part in parts[: self.rank])
+        first = sum(len(part) for part in parts[: self.group])
         return [everything[k][1] for k in order], [position[first + k] for k in range(len(items))]
 
     def add_gradients(self, parameters: Sequence[Tensor]) -> None:
         """Give every process the sum of the gradients of all processes. Every process must call it.
 
         The gradients are added, because losses are already divided by counts of the whole optimizer step; the mean of
-        DDP would divide once more. The gradients of shards were already added in the backward pass.
+        DDP would divide once more. The gradients of shards were already added in the backward pass. The processes of
+        a group have gradients of different tokens, which are added in the same way.
         """
         self.meet()
         parameters = [parameter for parameter in parameters if not is_cut(parameter)]

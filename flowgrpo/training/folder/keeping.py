@@ -168,7 +168,7 @@ class Keeper:
 
         Call it before an iteration. Every process must call it.
         """
-        wishes = self.processes.gather((self.stop.number, self._due()))
+        wishes = self.processes.hear((self.stop.number, self._due()))
         stopped = max(number for number, _ in wishes)
         # Clocks differ, so the main process's clock decides.
         if stopped or wishes[0][1]:
@@ -182,7 +182,7 @@ class Keeper:
 
     def agreed(self) -> int:
         """The number of a signal that any process has received, or 0. Every process must call it."""
-        return max(self.processes.gather(self.stop.number))
+        return max(self.processes.hear(self.stop.number))
 
     def write_if_due(self, iteration: int) -> None:
         """Write the state before an iteration if it is due by the number of iterations."""

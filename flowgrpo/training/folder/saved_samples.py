@@ -17,8 +17,10 @@ def save_samples(
 ) -> None:
     """Write the samples of this process; the main process writes the index of all. Every process must call it.
 
-    A process has no batch if there are fewer prompts than processes.
+    A process has no batch if there are fewer prompts than processes. Of a group, the first process writes.
     """
+    if not processes.leads:
+        batch = None
     owners = [] if batch is None else batch.owners
     numbers = processes.pool(owners, owners)[1]
     lines: list[dict[str, Any]] = []
