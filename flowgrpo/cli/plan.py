@@ -60,6 +60,7 @@ def plan(
         from ..configs.layers import machine_of
         from ..configs.load import dump_recipe, load_recipe
         from ..configs.schema import MaskedRecipe, TextRecipe
+        from ..training.distributed.context_groups import context_of
         from ..training.recipe_launches import check_ranks, check_shards
 
     source, overrides = split(words)
@@ -81,7 +82,8 @@ def plan(
     checked = _checked(recipe, source)
     recipe = checked.recipe = _as_trained(recipe)
     # The estimate has words of its own for too few prompts.
-    if gpus is not None and gpus <= recipe.rollout.prompts:
+    context = context_of(recipe)
+    if gpus is not None and gpus <= context * recipe.rollout.prompts:
         check_ranks(recipe, gpus)
     seen = _prompts_seen(against)
     if isinstance(recipe, TextRecipe | MaskedRecipe):
@@ -105,7 +107,7 @@ def plan(
         _draw_tree(recipe, iteration, draw, svg)
     if gpu is not None or gpus is not None or sharding is not None or recipe.model.path != "scenes":
         machine = machine_of(source)
-        card, count = gpu or machine.get("gpu", "h100"), gpus or machine.get("gpus", 1)
+        card, count = gpu or machine.get("gpu", "h100"), gpus or machine.get("gpus", context)
         if sharding == "fsdp2" and count > 1:
             check_shards(recipe)
         _print_estimate(_of_largest(recipe, checked), card, count, utilisation, machine.get("prompts"), sharding)

@@ -11,6 +11,7 @@ from ..configs.layers import prompts_of_file
 from ..configs.schema import Recipe
 from ..parts.traits import differentiates, noises_again, saying
 from ..training.data import have_pictures, read_prompts
+from ..training.distributed.context_groups import context_of
 from ..training.distributed.processes import Processes
 from ..training.images.images_beside import learned
 from ..training.planning import (
@@ -76,6 +77,7 @@ class Estimate:
     Attributes:
         gpu, gpus, utilisation: the assumptions.
         sharding: what is distributed over the GPUs, a key of `SHARDING`; None if each GPU has everything.
+        context: number of GPUs that evaluate one sample together.
         resting: memory that is in use during the whole iteration, by name, in bytes; gradients only in training.
         passing: memory of phases that follow one another, by name, in bytes.
         start: bytes while the prompts are encoded, before the first iteration.
@@ -94,6 +96,7 @@ class Estimate:
     gpus: int
     utilisation: float
     sharding: str | None
+    context: int
     resting: dict[str, int]
     passing: dict[str, int]
     start: int
@@ -148,7 +151,7 @@ def estimate(
     Args:
         recipe: of images or videos.
         gpu: a key of `GPUS`.
-        gpus: number of GPUs that share the prompts.
+        gpus: number of GPUs that share the prompts. With context parallelism, groups of GPUs share them.
         utilisation: fraction of the GPU's peak that is reached, in (0, 1].
         prompts: largest number of training prompts to count if their file does not exist.
         sharding: what a launch distributes over several GPUs, a key of `SHARDING`; FSDP2 leaves an adapter whole.
@@ -160,25 +163,33 @@ def estimate(
         raise ValueError(f"no figures for the GPU {gpu!r}; use one of {', '.join(GPUS)}")
     if not 0 < utilisation <= 1 or gpus < 1:
         raise ValueError(f"utilisation is {utilisation} and gpus is {gpus}; use a number in (0, 1] and at least 1 GPU")
-    if gpus > recipe.rollout.prompts:
+    context = context_of(recipe)
+    if gpus % context:
         raise ValueError(
-            f"rollout.prompts is {recipe.rollout.prompts} on {gpus} GPUs, but one GPU makes all samples of a prompt; "
+            f"model.context_parallel is {context}, and {gpus} GPUs cannot be divided into groups of {context}; use a "
+            f"multiple of {context} GPUs"
+        )
+    groups = gpus // context
+    if groups > recipe.rollout.prompts:
+        raise ValueError(
+            f"rollout.prompts is {recipe.rollout.prompts} on {gpus} GPUs, but "
+            f"{'one GPU makes' if context == 1 else f'{context} GPUs make'} all samples of a prompt; "
             "use fewer GPUs, or more prompts"
         )
     shares = Shares.of(recipe, gpus, sharding)
     pictured, others = _pictured(recipe.data.train), recipe.other_calls
     model, expected = model_of(recipe.model, pictured, others, differentiates(recipe)), forecast(recipe)
     shown = model_of(recipe.as_evaluated.model, pictured, others) if recipe.evaluate.call else model
-    share = math.ceil(recipe.rollout.prompts / gpus)
+    share = math.ceil(recipe.rollout.prompts / groups)
     train, known = _prompt_count(recipe.data.train, prompts)
     heldout, heldout_known = _prompt_count(recipe.data.heldout) if recipe.data.heldout else (0, True)
     heldout = min(heldout, recipe.evaluate.prompts or heldout)
-    cached = _cached_prompts(recipe, train, heldout, gpus) * model.prompt_bytes
+    cached = _cached_prompts(recipe, train, heldout, groups) * model.prompt_bytes
     near = min(cached, SPARE_EMBEDDINGS)
     stays = resting(recipe, model, expected, share, shares) | {EMBEDDINGS: near}
     waits = {name: stays.pop(name) for name in waiting(recipe)} | ({EMBEDDINGS: cached - near} if cached > near else {})
     steps = steps_of(recipe, evaluation=True)
-    image = steps * shown.branches * shown.evaluation.forward + shown.decode_flops
+    image = steps * shown.branches * shown.evaluation.forward / context + shown.decode_flops
     settings = recipe.evaluate
     few = min(settings.quick.prompts, heldout) if settings.quick else 0
     return Estimate(
@@ -186,6 +197,7 @@ def estimate(
         gpus=gpus,
         utilisation=utilisation,
         sharding=shares.name,
+        context=context,
         resting=stays,
         passing=passing(recipe, model, shares, shown),
         start=sum(
@@ -195,9 +207,9 @@ def estimate(
         + near,
         waiting=waits,
         disk=on_disk(recipe, model, heldout),
-        flops=_flops(recipe, model, expected, share, _turns(recipe, gpus)),
-        evaluation=math.ceil(heldout / gpus) * settings.seeds * image,
-        quick=math.ceil(few / gpus) * settings.seeds * image,
+        flops=_flops(recipe, model, expected, share, _turns(recipe, groups)),
+        evaluation=math.ceil(heldout / groups) * settings.seeds * image,
+        quick=math.ceil(few / groups) * settings.seeds * image,
         iterations=recipe.run.iterations,
         evaluations=math.ceil(recipe.run.iterations / settings.every) + 1 if heldout else 0,
         quick_evaluations=_quick_alone(recipe) if few else 0,
@@ -236,7 +248,7 @@ def _turns(recipe: Recipe, gpus: int) -> int:
 
 def _flops(recipe: Recipe, model: Model, expected: Forecast, share: int, turns: int) -> dict[str, float]:
     """FLOPs of an iteration on the busiest GPU, by phase; if plans differ over the run, their average."""
-    cost, iterations = model.evaluation, sum(expected.windows)
+    cost, iterations, context = model.evaluation, sum(expected.windows), context_of(recipe)
 
     def average(name: str) -> float:
         return sum(getattr(c, name) * uses for c, uses in zip(expected.counts, expected.windows)) / iterations
@@ -259,9 +271,9 @@ def _flops(recipe: Recipe, model: Model, expected: Forecast, share: int, turns: 
     differentiated = average("trained_states" if recipe.objective.get("at") == "prediction" else "leaves")
     differentiated *= noised_levels(recipe)[0] if noises_again(recipe) else renoised_states(recipe)
     return {
-        "sampling": share * model.branches * sampled * cost.forward,
+        "sampling": share * model.branches * sampled * cost.forward / context,
         "decoding": share * leaves * model.decode_flops,
-        "training": turns * (model.branches * states * passes + differentiated * model.decode_graph_flops),
+        "training": turns * (model.branches * states * passes / context + differentiated * model.decode_graph_flops),
     }
 
 
@@ -316,6 +328,7 @@ def table(found: Estimate) -> list[str]:
     width, memory = memory_lines(found.gpu, found.resting, found.passing, found.peak, found.start, found.waiting)
     kind = "" if found.sharding != "fsdp2" else "full " if found.full else "frozen "
     shared = "" if found.sharding is None else f", {kind}{SHARDING[found.sharding]}"
+    shared += "" if found.context == 1 else f", the tokens of each sample on {found.context} of them"
     quick = f", {found.quick_evaluations} quick ones" if found.quick_evaluations else ""
     lines = [
         f"estimate for {found.gpus} × {found.gpu.label}{shared}, from shapes alone; rewards are not counted "

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ..configs.schema import AnyRecipe, Recipe
 from ..parts.traits import keeps_base, noises_again
+from ..training.distributed.context_groups import context_of
 from ..training.images.images_beside import learned
 from ..training.planning import Forecast, kept_predictions, renoised_states
 from ..training.updating import one_average
@@ -188,6 +189,8 @@ def passing(recipe: Recipe, model: Model, shares: Shares, shown: Model) -> dict[
         kept, busy, held = cost.kept, model.rows * (cost.block + working), cost.kept + cost.block
     else:
         kept, busy, held = cost.saved, model.rows * working, cost.saved
+    context = context_of(recipe)
+    kept, busy, held = (math.ceil(size / context) for size in (kept, busy, held))
     # A teacher evaluates the states while what the gradient needs is kept.
     gradient = model.branches * kept + max(busy, model.teacher_working)
     away = waiting(recipe)
@@ -199,7 +202,7 @@ def passing(recipe: Recipe, model: Model, shares: Shares, shown: Model) -> dict[
     def sampling(one: Model) -> int:
         # A compiled denoiser also samples with its graph for training, and frees the graph's memory after each call.
         graph = held if recipe.model.compile else 0
-        return rollout.batch * one.rows * (one.evaluation.working + graph)
+        return rollout.batch * one.rows * (math.ceil(one.evaluation.working / context) + graph)
 
     return {
         "sampling": max(sampling(one) for one in (model, shown)) + gathered,

@@ -10,6 +10,7 @@ the gradient that passes through its own tokens. So the gradient of a trained we
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any
@@ -123,6 +124,8 @@ def _apply(module: nn.Module, mesh: DeviceMesh) -> None:
     from diffusers.hooks.context_parallel import apply_context_parallel
     from diffusers.models._modeling_parallel import ParallelConfig
 
+    # diffusers calls a function of torch by its former name.
+    warnings.filterwarnings("ignore", "`torch.distributed._functional_collectives", FutureWarning)
     config = ContextParallelConfig(ulysses_degree=mesh.size())
     config._ulysses_mesh = config._flattened_mesh = mesh
     config._rank, config._world_size = mesh.get_local_rank(), mesh.size()

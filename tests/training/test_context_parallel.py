@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from flowgrpo.configs.load import RecipeError, dump_recipe, load_recipe
+from flowgrpo.estimate.estimates import estimate, table
 from flowgrpo.rewards.base import RewardSpec
 from flowgrpo.rewards.runner import RewardSet
 from flowgrpo.training.collecting import OverlappedScoring
@@ -52,6 +53,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         (folder / "reward.py").write_text(REWARD)
         # Four processes are two groups, each with a prompt, and share the weights out as well.
         many = ("four", 4, FSDP) if train == "full" else ("two", 2, {})
+        words += ["run.iterations=1"] if train == "full" else []
         for kind, count, environment in (("one", 1, {}), many):
             context = min(count, 2)
             recipe = load_recipe("mixgrpo_flash_guard", [*words, f"model.context_parallel={context}"])
@@ -188,3 +190,29 @@ class QwenImageTransformer2DModel(FluxTransformer2DModel):
 def test_denoisers_that_cannot_be_split_are_refused(module: nn.Module, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         split_tokens({"transformer": module}, 2)
+
+
+# -- the estimate --------------------------------------------------------------------------------------------------
+
+
+def test_an_estimate_divides_activations_and_evaluations_by_the_processes_of_a_group() -> None:
+    words = ["model.path=black-forest-labs/FLUX.1-dev", "model.dtype=bfloat16", "evaluate.prompts=8"]
+    one, two = (
+        estimate(load_recipe("mixgrpo", [*words, f"model.context_parallel={context}"]), gpus=4 * context)
+        for context in (1, 2)
+    )
+    assert two.flops["sampling"] == one.flops["sampling"] / 2
+    assert two.flops["training"] == pytest.approx(one.flops["training"] / 2)
+    assert two.flops["decoding"] == one.flops["decoding"]
+    assert two.passing["training"] == pytest.approx(one.passing["training"] / 2, rel=1e-6)
+    assert two.passing["sampling"] == pytest.approx(one.passing["sampling"] / 2, rel=1e-6)
+    assert two.resting == one.resting
+    assert "the tokens of each sample on 2 of them" in table(two)[0]
+
+
+def test_gpus_that_make_no_groups_have_no_estimate() -> None:
+    recipe = load_recipe("mixgrpo", ["model.path=black-forest-labs/FLUX.1-dev", "model.context_parallel=3"])
+    with pytest.raises(ValueError, match="use a multiple of 3 GPUs"):
+        estimate(recipe, gpus=4)
+    with pytest.raises(ValueError, match="but 3 GPUs make all samples of a prompt"):
+        estimate(recipe, gpus=300)
