@@ -41,6 +41,12 @@ DEFAULTS: dict[str, Any] = {
 ROWS = (
     PlainRow(f"{MODEL}path", "model.path", "text"),
     PlainRow(f"{MODEL}enable_gradient_checkpointing", "model.gradient_checkpointing", "flag"),
+    PlainRow(
+        f"{ACTOR}fsdp_config.ulysses_sequence_parallel_size",
+        "model.context_parallel",
+        "count",
+        "docs/scaling.md names the classes that it splits",
+    ),
     PlainRow(f"{PIPELINE}num_inference_steps", "sampler.steps", "count"),
     PlainRow("data.train_batch_size", "rollout.prompts", "count"),
     PlainRow(f"{ROLLOUT}n", "rollout.group", "count"),

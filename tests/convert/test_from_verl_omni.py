@@ -72,6 +72,7 @@ def test_values_worked_out_by_hand(tmp_path: Path) -> None:
         ("actor_rollout_ref.actor.optim.lr_warmup_steps_ratio=0.1", "optimizer.warmup", 20),
         ("actor_rollout_ref.actor.ppo_epochs=2", "optimizer.epochs", 2),
         ("trainer.test_freq=-1", "data.heldout", None),
+        ("actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=4", "model.context_parallel", 4),
         ("actor_rollout_ref.actor.optim.clip_grad=0.5", "optimizer.max_grad_norm", 0.5),
         ("actor_rollout_ref.actor.use_kl_loss=False", "penalties", []),
     ],
