@@ -31,6 +31,7 @@ from ..text.sampling import stopping
 from ..text.sight_check import check_sight
 from ..weights.kernel_choice import in_a_fixed_order
 from ..weights.saving import local_folder
+from ..weights.token_split import split_tokens
 from ..weights.trained import LoraSpec, TrainedWeights, cast_base
 from .checking import check, evaluated, reward_specs
 from .data import Data, PromptRow, column_names
@@ -282,9 +283,6 @@ def load_flow_task(
     if model.compile:
         compile_blocks(pipe)
     if context > 1:
-        # Imported only here: the modules of meshes load for more than a second, and few runs need them.
-        from ..weights.token_split import split_tokens
-
         split_tokens(weights.modules, context)
     cache = PromptCache(
         pipe, call, most=kept_prompts(recipe, len(data.heldout)), spare=SPARE_EMBEDDINGS, overflow="cpu",

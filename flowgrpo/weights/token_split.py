@@ -13,13 +13,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils._pytree import tree_map_only
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["SPLIT", "split_tokens"]
 
@@ -56,6 +58,9 @@ def split_tokens(modules: Mapping[str, nn.Module], degree: int) -> None:
     """
     for name, module in modules.items():
         _check(name, module, degree)
+    # Imported only here: the module of meshes loads for a second, and few runs need it.
+    from torch.distributed.device_mesh import init_device_mesh
+
     device = next(next(iter(modules.values())).parameters()).device.type
     mesh = init_device_mesh(device, (dist.get_world_size() // degree, degree), mesh_dim_names=("data", "ulysses"))
     for name, module in modules.items():
