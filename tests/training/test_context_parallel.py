@@ -19,6 +19,7 @@ from flowgrpo.training.distributed import processes
 from flowgrpo.training.distributed.context_groups import LedRewards
 from flowgrpo.training.distributed.launching import zero_of
 from flowgrpo.training.distributed.processes import Processes
+from flowgrpo.training.folder.changing import may_change
 from flowgrpo.training.recipe_launches import check_ranks
 from flowgrpo.weights.token_split import split_tokens
 from tests.training.family_runs import overrides
@@ -190,6 +191,11 @@ class QwenImageTransformer2DModel(FluxTransformer2DModel):
 def test_denoisers_that_cannot_be_split_are_refused(module: nn.Module, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         split_tokens({"transformer": module}, 2)
+
+
+@pytest.mark.parametrize(("words", "may"), [([], True), (["optimizer.cut=edges"], False)])
+def test_a_run_may_go_on_with_another_number_of_processes_in_a_group(words: list[str], may: bool) -> None:
+    assert may_change("model.context_parallel", load_recipe("mixgrpo_flash_guard", words)) == may
 
 
 # -- the estimate --------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ RUN_KEYS = (
     "run.iterations", "run.checkpoint_every", "run.checkpoint_minutes", "run.keep", "run.sample_every", "run.trackers",
 )  # fmt: skip
 BATCHES = {
-    "images": ("rollout.batch", "rollout.decode_batch", "rollout.chunk", "rollout.store"),
+    "images": ("rollout.batch", "rollout.decode_batch", "rollout.chunk", "rollout.store", "model.context_parallel"),
     "text": ("rollout.batch", "rollout.tokens"),
     "masked": ("rollout.batch", "rollout.chunk"),
 }
@@ -43,7 +43,8 @@ def changeable(recipe: AnyRecipe) -> list[str]:
     batches = BATCHES[recipe.task]
     if recipe.optimizer.cut == "edges":
         # The batches of trained states are dealt out to the updates.
-        batches = tuple(key for key in batches if key not in ("rollout.batch", "rollout.chunk"))
+        fixed = ("rollout.batch", "rollout.chunk", "model.context_parallel")
+        batches = tuple(key for key in batches if key not in fixed)
     return [*RUN_KEYS, f"{EVALUATION}.*", *batches, "rewards.*.options.batch_size"]
 
 
