@@ -109,22 +109,26 @@ def _processors(module: nn.Module) -> list[Any]:
 
 def _begin_with_comparison(name: str, module: nn.Module, mesh: DeviceMesh) -> None:
     """Make the first call of a denoiser whole and in parts, and all later calls in parts."""
+    own = module.forward
 
     def first(*args: Any, **kwargs: Any) -> Any:
-        module.__dict__.pop("forward")
         with torch.no_grad():
-            whole = module.forward(*args, **kwargs)
+            whole = own(*args, **kwargs)
+        module.forward = own  # type: ignore[method-assign]
         _apply(module, mesh)
         made = module.forward(*args, **kwargs)
         for expected, found in zip(_tensors(whole), _tensors(made), strict=True):
             _require_close(name, expected, found.detach())
         return made
 
-    module.forward = wraps(module.forward)(first)  # type: ignore[method-assign]
+    module.forward = wraps(own)(first)  # type: ignore[method-assign]
 
 
 def _apply(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Put diffusers' hooks into a denoiser. `enable_parallelism` does this too, but not for the CPU or a part of it."""
+    """Put diffusers' hooks into a denoiser.
+
+    Its `enable_parallelism` does this too, but needs an accelerator, and knows one group of all processes only.
+    """
     from diffusers import ContextParallelConfig
     from diffusers.hooks.context_parallel import apply_context_parallel
     from diffusers.models._modeling_parallel import ParallelConfig
