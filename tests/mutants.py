@@ -131,10 +131,10 @@ EQUIVALENT: dict[str, str] = {
     "outcomes.consistency_advantages: group_moments(level, batch, «1 → 2», ddof)": (
         "a second group is empty, and only the first is read"
     ),
-    "answer_losses.pairs_of: arg_extreme(values.masked_fill(missing, -torch.inf), index, count, «1.0 → 2.0»)": (
+    "preference_losses.pairs_of: arg_extreme(values.masked_fill(missing, -torch.inf), index, count, «1.0 → 2.0»)": (
         "only its sign is read"
     ),
-    "answer_losses.pairs_of: -«1.0 → 2.0»": "only its sign is read",
+    "preference_losses.pairs_of: -«1.0 → 2.0»": "only its sign is read",
     "answer_losses.real: logits.new_zeros(2 * count).scatter_reduce(0, cell, «logits.detach() → logits», 'amax')": (
         "the gradient of what is taken off and added again cancels out"
     ),

@@ -11,13 +11,30 @@ from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid, softplus
+from torch.nn.functional import softplus
 
 from ..parts.ranges import NotNegative, Positive, Share
-from .advantages import as_precise, group_index, sum_by_group
-from .forward_process import arg_extreme
-
-PAIRINGS = ("extremes", "all")
+from .advantages import group_index, sum_by_group
+from .preference_losses import (
+    apo,
+    bco,
+    bradley_terry,
+    checked_doubt,
+    cpo,
+    discopop,
+    dpo_norm,
+    exo,
+    f_dpo,
+    gap,
+    hinge,
+    ipo,
+    mpo,
+    nca,
+    orpo,
+    robust,
+    sppo,
+    tpo,
+)
 
 Loss = TypeVar("Loss", bound=Callable[..., Tensor])
 
@@ -26,54 +43,6 @@ def per_answer(loss: Loss) -> Loss:
     """Mark a loss that has one value per answer: it is divided by the number of answers, not of prompts."""
     loss.per_answer = True  # type: ignore[attr-defined]
     return loss
-
-
-def pairs_of(rewards: Tensor, groups: Tensor | Sequence[int], *, how: str = "extremes", margin: float = 0.0) -> Tensor:
-    """Preference pairs from scored groups (VerIPO, arXiv 2505.19000).
-
-    Args:
-        rewards: [B]; a row with NaN is in no pair.
-        groups: [B] integer ids.
-        how: "extremes" pairs the best and the worst of each group (the first of equals); "all" pairs every two rows of
-            a group.
-        margin: the rewards of a pair differ by more than `margin`.
-
-    Returns:
-        [P, 2] rows of the winner and the loser.
-
-    Raises:
-        ValueError: For an unknown `how`, a negative `margin`, or shapes that do not match.
-    """
-    if how not in PAIRINGS:
-        raise ValueError(f"`how` is {how!r}; use one of {', '.join(PAIRINGS)}")
-    if not margin >= 0:
-        raise ValueError(f"`margin` is {margin}; use 0 or more")
-    if rewards.dim() != 1:
-        raise ValueError(f"`rewards` has shape {tuple(rewards.shape)}; give one reward per row, (B,)")
-    values = as_precise(rewards)
-    index, count = group_index(groups, len(values), values.device)
-    if how == "all":
-        better = (values[:, None] - values[None, :] > margin) & (index[:, None] == index[None, :])
-        return better.nonzero()
-    missing = values.isnan()
-    best = arg_extreme(values.masked_fill(missing, -torch.inf), index, count, 1.0)
-    worst = arg_extreme(values.masked_fill(missing, torch.inf), index, count, -1.0)
-    pairs = torch.stack([best, worst], 1)
-    return pairs[values[best] - values[worst] > margin]
-
-
-def bradley_terry(margin: Tensor, smoothing: float = 0.0) -> Tensor:
-    """`-(1 - s) log sigmoid(m) - s log sigmoid(-m)`: loss of a preference that is wrong with probability s."""
-    return -(1 - smoothing) * logsigmoid(margin) - smoothing * logsigmoid(-margin)
-
-
-def _gap(values: Tensor, pairs: Tensor) -> Tensor:
-    if values.dim() != 1 or pairs.dim() != 2 or pairs.shape[1] != 2:
-        raise ValueError(
-            f"log-probs have shape {tuple(values.shape)} and `pairs` {tuple(pairs.shape)}; give one sum per row, (B,), "
-            "and (P, 2) rows of winner and loser"
-        )
-    return values[pairs[:, 0]] - values[pairs[:, 1]]
 
 
 def dpo(logp: Tensor, ref_logp: Tensor, pairs: Tensor, *, beta: Positive = 0.1, smoothing: Share = 0.0) -> Tensor:
@@ -95,9 +64,7 @@ def dpo(logp: Tensor, ref_logp: Tensor, pairs: Tensor, *, beta: Positive = 0.1, 
     Raises:
         ValueError: If shapes do not match or `smoothing` is out of range.
     """
-    if not 0 <= smoothing < 0.5:
-        raise ValueError(f"`smoothing` is {smoothing}; use a probability in [0, 0.5)")
-    return bradley_terry(beta * _gap(logp - ref_logp.detach(), pairs), smoothing)
+    return bradley_terry(beta * gap(logp - ref_logp.detach(), pairs), checked_doubt(smoothing))
 
 
 def rpo(
@@ -133,15 +100,27 @@ def rpo(
     return compared - alpha * (logp / lengths.to(logp))[pairs[:, 0]]
 
 
-def simpo(logp: Tensor, lengths: Tensor, pairs: Tensor, *, beta: Positive = 2.0, margin: float = 1.0) -> Tensor:
-    """`-log sigmoid(beta (logp_w / |w| - logp_l / |l|) - margin)`, without reference (SimPO, arXiv 2405.14734, Eq. 6).
+def simpo(
+    logp: Tensor,
+    lengths: Tensor,
+    pairs: Tensor,
+    *,
+    beta: Positive = 2.0,
+    margin: float = 1.0,
+    alpha: float = 0.0,
+) -> Tensor:
+    """`-log sigmoid(beta (r_w - r_l) - margin)`, without reference (SimPO, arXiv 2405.14734, Eq. 6).
+
+    The reward r of an answer is the mean log-prob m of its tokens. With another `alpha` than 0 it is (1 - e^(-alpha m))
+    / alpha, which tends to m as alpha tends to 0 (AlphaPO, arXiv 2501.03884).
 
     Args:
         logp: [B] summed log-probs, with gradient.
         lengths: [B] numbers of columns, at least 1.
         pairs: [P, 2] rows of winner and loser.
-        beta: scale of the difference of mean log-probs.
+        beta: scale of the difference of rewards.
         margin: gamma, the lead that the winner should have.
+        alpha: shape of the reward; above 0, unlikely answers differ more.
 
     Returns:
         [P].
@@ -149,7 +128,10 @@ def simpo(logp: Tensor, lengths: Tensor, pairs: Tensor, *, beta: Positive = 2.0,
     Raises:
         ValueError: If shapes do not match.
     """
-    return bradley_terry(beta * _gap(logp / lengths.to(logp), pairs) - margin)
+    reward = logp / lengths.to(logp)
+    if alpha != 0:
+        reward = -(-alpha * reward).expm1() / alpha
+    return bradley_terry(beta * gap(reward, pairs) - margin)
 
 
 @per_answer
@@ -173,7 +155,7 @@ def preferred_pairs(likely: Tensor, pairs: Tensor) -> Tensor:
         likely: [B] a measure of how likely each row is, such as its log-ratio to the reference.
         pairs: [P, 2] rows of winner and loser.
     """
-    return _gap(likely, pairs).sign() / 2.0 + 0.5
+    return gap(likely, pairs).sign() / 2.0 + 0.5
 
 
 @per_answer
@@ -277,7 +259,7 @@ def inpo(
     if not (eta > 0 and 0 <= share <= 1):
         raise ValueError(f"eta={eta}, share={share}; use eta > 0 and a share from 0 to 1")
     mixture = share * ref_logp.detach() + (1 - share) * old_logp.detach()
-    return (_gap(logp - mixture, pairs) - 1 / (2 * eta)).square()
+    return (gap(logp - mixture, pairs) - 1 / (2 * eta)).square()
 
 
 @per_answer
@@ -376,6 +358,74 @@ def disco(
     return totals[:, 0] / totals[:, 1].clamp(min=1) + beta * excess.square()
 
 
+@per_answer
+def kto(
+    logp: Tensor,
+    ref_logp: Tensor,
+    advantages: Tensor,
+    drift: Tensor,
+    *,
+    beta: Positive = 0.1,
+    desirable: NotNegative = 1.0,
+    undesirable: NotNegative = 1.0,
+) -> Tensor:
+    """Good and bad answers without pairs (KTO, arXiv 2402.01306, Eq. 7).
+
+    A good answer has the loss `desirable (1 - sigmoid(beta (s - z)))`, and a bad answer `undesirable (1 - sigmoid(beta
+    (z - s)))`, where s = log(pi / pi_ref) and z is the KL to the reference, in nats per answer. Both are worth most
+    near z, and an answer that is far from it has no gradient.
+
+    Args:
+        logp: [B] summed log-probs, with gradient.
+        ref_logp: [B] summed log-probs of the reference.
+        advantages: [B]; an answer with an advantage above 0 is good, and any other is bad.
+        drift: z, a number of at least 0 without gradient: the mean log-ratio of answers behind prompts of others.
+        beta: strength of the KL to the reference.
+        desirable: weight of good answers.
+        undesirable: weight of bad answers.
+
+    Returns:
+        [B].
+
+    Raises:
+        ValueError: If shapes do not match.
+    """
+    if logp.dim() != 1 or ref_logp.shape != logp.shape or advantages.shape != logp.shape:
+        raise ValueError(
+            f"`logp` has shape {tuple(logp.shape)}, `ref_logp` {tuple(ref_logp.shape)}, `advantages` "
+            f"{tuple(advantages.shape)}; give all as (B,)"
+        )
+    lead = beta * (logp - ref_logp.detach() - drift.detach())
+    return torch.where(advantages > 0, desirable * (-lead).sigmoid(), undesirable * lead.sigmoid())
+
+
+@per_answer
+def optimal(logp: Tensor, ref_logp: Tensor, advantages: Tensor, *, beta: Positive = 1e-3) -> Tensor:
+    """`(beta log(pi / pi_ref) - A)^2`: regression on the optimal advantage (A*-PO, arXiv 2505.20686).
+
+    With A = r - V*(x) and the optimal value V* of the prompt, the loss is 0 for the policy that maximises the reward
+    less beta times the KL to the reference. Nothing is compared within a group.
+
+    Args:
+        logp: [B] summed log-probs, with gradient.
+        ref_logp: [B] summed log-probs of the reference.
+        advantages: [B] rewards less the optimal value of their prompt, without a scale.
+        beta: reward per nat of log-ratio.
+
+    Returns:
+        [B].
+
+    Raises:
+        ValueError: If shapes do not match.
+    """
+    if logp.dim() != 1 or ref_logp.shape != logp.shape or advantages.shape != logp.shape:
+        raise ValueError(
+            f"`logp` has shape {tuple(logp.shape)}, `ref_logp` {tuple(ref_logp.shape)}, `advantages` "
+            f"{tuple(advantages.shape)}; give all as (B,)"
+        )
+    return (beta * (logp - ref_logp.detach()) - advantages.detach()).square()
+
+
 ANSWER_LOSSES: dict[str, Callable[..., Tensor]] = {
     "dpo": dpo,
     "rpo": rpo,
@@ -386,5 +436,22 @@ ANSWER_LOSSES: dict[str, Callable[..., Tensor]] = {
     "disco": disco,
     "inpo": inpo,
     "likelihood": likelihood,
+    "hinge": hinge,
+    "ipo": ipo,
+    "robust": robust,
+    "exo": exo,
+    "nca": nca,
+    "bco": bco,
+    "sppo": sppo,
+    "apo": apo,
+    "discopop": discopop,
+    "f_dpo": f_dpo,
+    "dpo_norm": dpo_norm,
+    "mpo": mpo,
+    "orpo": orpo,
+    "cpo": cpo,
+    "tpo": tpo,
+    "kto": kto,
+    "optimal": optimal,
 }
 """`loss(logp, ..., *, ...) -> [n]`: a run passes the parameters before the `*` by name."""

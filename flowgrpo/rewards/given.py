@@ -14,7 +14,7 @@ class Given:
 
     The first sample of a prompt has 1, the last has 0, and the samples between them are evenly spaced. If the data have
     scores of their own, `scores` names their columns. Pick-a-Pic, for example, has `label_0` and `label_1`: 1 for the
-    better image, 0 for the other, and 0.5 for both of a tie.
+    better image, 0 for the other, and 0.5 for both of a tie. True counts as 1, and false as 0.
 
     Args:
         scores: columns with a number for each sample, in the order of the columns that hold the samples. Without them,
@@ -64,13 +64,13 @@ class Given:
 
 
 def score_of(value: Any, column: str) -> float | None:
-    """The score in a column of the data; None for a sample without one.
+    """The score in a column of the data; 1 or 0 for true or false, and None for a sample without one.
 
     Raises:
         ValueError: it is no number.
     """
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if not isinstance(value, (int, float)) or not math.isfinite(value):
         raise ValueError(f"given: column `{column}` has {value!r:.80}; write a number for each sample, or null")
     return float(value)

@@ -6,20 +6,19 @@ import pytest
 import torch
 
 from flowgrpo.core.answer_losses import (
-    bradley_terry,
     contrastive,
     disco,
     dpo,
     group_regression,
     inpo,
     likelihood,
-    pairs_of,
     preferred_pairs,
     real,
     rpo,
     simpo,
 )
 from flowgrpo.core.forward_process import Noised, flow_dpo
+from flowgrpo.core.preference_losses import bradley_terry, pairs_of
 
 NAN = math.nan
 

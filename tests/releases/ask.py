@@ -16,6 +16,7 @@ from tests.releases.asked_blocks import BLOCK_MODELS
 from tests.releases.asked_credit import CREDIT
 from tests.releases.asked_losses import LOSSES
 from tests.releases.asked_models import MODELS
+from tests.releases.asked_preferences import PREFERENCES
 from tests.releases.asked_schedules import SCHEDULES
 from tests.releases.asked_steps import STEPS_OF
 from tests.releases.asked_tokens import TOKENS
@@ -28,6 +29,7 @@ QUESTIONS: dict[str, Question] = {
     **CREDIT,
     **LOSSES,
     **TOKENS,
+    **PREFERENCES,
     **MODELS,
     **BLOCK_MODELS,
     **OF_TOOLS,

@@ -21,7 +21,11 @@ def test_scores_of_the_data_come_from_their_columns() -> None:
     assert reward(PROMPTS, **PLACES, **columns) == [0.1, None, 7.0]
 
 
-@pytest.mark.parametrize("value", ["good", True, float("nan"), [1.0]])
+def test_a_label_of_a_single_sample_may_be_true_or_false() -> None:
+    assert Given(["label"])(PROMPTS[:2], given_place=[0, 0], given_places=[1, 1], label=[True, False]) == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("value", ["good", float("nan"), [1.0]])
 def test_a_score_is_a_number(value: object) -> None:
     with pytest.raises(ValueError, match=r"column `x` has .* write a number for each sample, or null"):
         Given(["x"])(PROMPTS[:1], given_place=[0], given_places=[1], x=[value])

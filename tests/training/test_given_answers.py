@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import RecipeError, load_recipe
@@ -306,6 +308,52 @@ def test_preference_data_that_do_not_begin_alike_need_a_prompt(entry: dict[str, 
         ValueError, match="line 1: there is no `prompt`, and `chosen` and `rejected` are no conversation"
     ):
         read_prompts(str(file))
+
+
+@pytest.mark.slow
+def test_answers_without_pairs_are_good_or_bad(random_language_folder: Path, tmp_path: Path) -> None:
+    """KTO: the drift is that of each answer behind the next prompt, whatever the batches."""
+    file, rows = tmp_path / "labels.jsonl", [("1+1=", "2", True), ("2+2=", "5", False), ("3+3=", "66", False)]
+    file.write_text("".join(json.dumps({"prompt": p, "completion": c, "label": good}) + "\n" for p, c, good in rows))
+    single = [
+        "rollout.form={name: given, columns: [completion]}", "rollout.group=1", "rewards.given.options.scores=[label]",
+        "advantage={baseline: none, scale: none}", "objective={name: answers, loss: {name: kto, beta: 2.0}}",
+    ]  # fmt: skip
+    found = []
+    for tokens in (16, 4096):
+        more = [*single, f"rollout.tokens={tokens}"]
+        trainer = trainer_of(tmp_path / f"run-{tokens}", words(random_language_folder, file, *more))
+        first = trainer.iterate(0)
+        assert (first["loss"], first["drift"]) == (0.5, 0.0)
+        policy, before = trainer.task.policy, {}
+        _, moved = trainer.collect(1)
+        moved = replace(moved, contexts=[moved.prompts[(row + 1) % 3] for row in range(3)])
+        with torch.no_grad():
+            now = policy.log_probs(moved, [0, 1, 2])[0].sum(1)
+            with policy.reference():
+                before = policy.log_probs(moved, [0, 1, 2])[0].sum(1)
+        drift = max(float((now - before).mean()), 0.0)
+        second = trainer.iterate(1)
+        assert second["drift"] == pytest.approx(drift, abs=1e-5)
+        assert second["loss"] < 0.5
+        found.append((second["loss"], second["drift"], second["grad_norm"]))
+    assert found[0] == pytest.approx(found[1], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "more", "why"),
+    [
+        (
+            "text_dpo",
+            ["rollout.prompts=1"],
+            r"asks for drift, .* behind other prompts, and rollout\.prompts is 1; raise",
+        ),
+        ("vrpo", [], "asks for drift, which is measured for causal models alone; use another loss, such as apo"),
+    ],
+)
+def test_the_drift_needs_other_prompts_and_a_causal_model(recipe: str, more: list[str], why: str) -> None:
+    with pytest.raises(RecipeError, match=why):
+        load_recipe(recipe, ["objective.loss=kto", *more])
 
 
 @pytest.mark.slow

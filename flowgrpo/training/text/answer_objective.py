@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import torch
 from torch import Tensor
 
 from ...core.answer_losses import dpo
-from ...parts.asked import answered
+from ...parts.asked import answered, asked
 from ...parts.choice import Of
 from ...parts.needs import needs
 from ...parts.traits import whole_groups
@@ -56,6 +57,37 @@ class AnswerObjective(TextObjective):
         super().__init__(recipe, policy)
         self.loss = loss
         self._each = counts_answers(loss)
+        self._drift: Tensor | None = None
+
+    def measure(self, experience: Completions, part: int, advantages: Tensor, keep: Tensor | None) -> Tensor | None:
+        """The sum and the number of the log-ratios of answers to the prompts of others, if the loss asks for drift.
+
+        Each answer of the part is read behind the next prompt of the part. Nothing in such an answer was chosen for its
+        prompt, so the mean log-ratio is a measure of the KL to the reference (KTO, arXiv 2402.01306, §4.1).
+        """
+        if "drift" not in asked(self.loss):
+            return None
+        sums, (low, high) = torch.zeros(2, device=self.policy.device), experience.part(part)
+        if high - low < 2:
+            return sums
+        owner, counted = experience.prompt_of_sample, self._counted(experience, keep).tolist()
+        first = {prompt: row for row, prompt in reversed(list(enumerate(owner)))}
+        after = {prompt: low + (prompt + 1 - low) % (high - low) for prompt in range(low, high)}
+        others = [experience.context(first[after.get(prompt, prompt)]) for prompt in owner]
+        moved = replace(experience, contexts=others)
+        for batch in self.batches(moved, part, keep):
+            with torch.no_grad():
+                log_probs, mask = self.policy.log_probs(moved, batch)
+                with self.policy.reference():
+                    gained = log_probs - self.policy.log_probs(moved, batch)[0]
+            mine = torch.tensor([counted[row] for row in batch], device=mask.device)
+            mask = mask & mine[:, None] & experience.trained(batch).to(mask.device)
+            sums += torch.stack([torch.where(mask, gained, 0.0).sum(), mine.sum().to(sums)])
+        return sums
+
+    def settle(self, sums: Tensor) -> None:
+        """The mean of what `measure` has added up, over all processes; at least 0, as a KL is."""
+        self._drift = (sums[0] / sums[1].clamp(min=1)).clamp(min=0)
 
     def rows(self, experience: Completions, part: int, keep: Tensor | None) -> int:
         """How many prompts a part has; for a loss with one value per answer, how many completions."""
@@ -91,9 +123,11 @@ class AnswerObjective(TextObjective):
         answers = WholeAnswers(
             whole(scored.log_probs), whole(scored.old), mask.sum(1), mask.any(1), scored.advantage,
             experience.groups[scored.batch].to(mask.device), lambda: whole(self._reference(experience, scored)),
-            experience.drawn,
+            experience.drawn, self._drift,
         )  # fmt: skip
         loss, metrics = answer_loss(self.loss, answers)
+        if self._drift is not None:
+            metrics["drift"] = torch.stack([self._drift, torch.ones_like(self._drift)])
         return loss / rows, metrics
 
 

@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 
 from ...core.advantages import group_index
-from ...core.answer_losses import pairs_of, preferred_pairs
+from ...core.answer_losses import preferred_pairs
+from ...core.preference_losses import pairs_of
 from ...core.surrogates import require_gradient
 from ...parts.asked import answered, asked, not_given
 from ...parts.choice import Choice, choices, named
 from ...parts.needs import unscored_counts
 from ..losses.objective import pair
 
-ANSWERED = ("logp", "ref_logp", "old_logp", "lengths", "log_ratio", "advantages", "correct", "groups", "pairs")
+ANSWERED = ("logp", "ref_logp", "old_logp", "lengths", "log_ratio", "advantages", "correct", "groups", "pairs", "drift")
 """What a loss of answers may ask for."""
 
 Loss = Callable[..., Tensor]
@@ -36,6 +37,12 @@ def of_answers(recipe: Any, choice: Choice) -> list[str]:
         faults.append(f"{told} takes whole groups; leave select out")
     if "pairs" in asked(choice["loss"].target):
         faults += unscored_counts(recipe, f"answer loss {choice['loss'].short}")
+    if "drift" in asked(choice["loss"].target):
+        asks = f"answer loss {choice['loss'].short} asks for drift, which is measured"
+        if recipe.task == "masked":
+            faults.append(f"{asks} for causal models alone; use another loss, such as apo")
+        elif recipe.rollout.prompts < 2:
+            faults.append(f"{asks} on answers behind other prompts, and rollout.prompts is 1; raise rollout.prompts")
     return faults + not_given(choice["loss"], ANSWERED)
 
 
@@ -52,6 +59,7 @@ class WholeAnswers:
         groups: [R] integer ids.
         reference: gives [R] under the reference, by further calls of the model.
         drawn: whether the policy drew the answers.
+        drift: the KL to the reference that `drifted` measures; None if the loss does not ask for it.
     """
 
     logp: Tensor
@@ -62,6 +70,7 @@ class WholeAnswers:
     groups: Tensor
     reference: Callable[[], Tensor]
     drawn: bool
+    drift: Tensor | None = None
 
 
 def answer_loss(loss: Loss, answers: WholeAnswers) -> tuple[Tensor, dict[str, Tensor]]:
@@ -94,6 +103,7 @@ def answer_loss(loss: Loss, answers: WholeAnswers) -> tuple[Tensor, dict[str, Te
         "correct": lambda: advantage > 0,
         "groups": lambda: own,
         "pairs": lambda: pairs,
+        "drift": lambda: answers.drift,
     }
     losses = answered(loss, has)
     require_gradient(named("answer loss", loss), losses, "`logp` or `log_ratio`")
@@ -140,7 +150,12 @@ def try_loss(chosen: Choice) -> None:
     nothing = torch.zeros(2)
     values: dict[str, Any] = dict.fromkeys(ANSWERED, nothing)
     values |= {"lengths": nothing + 1, "advantages": torch.tensor([1.0, -1.0])}
-    values |= {"correct": torch.tensor([True, False]), "groups": nothing.long(), "pairs": torch.tensor([[0, 1]])}
+    values |= {
+        "drift": torch.zeros(()),
+        "correct": torch.tensor([True, False]),
+        "groups": nothing.long(),
+        "pairs": torch.tensor([[0, 1]]),
+    }
     count = (2,) if counts_answers(chosen.target) else (1,)
     require_shape(
         answered(chosen.make(), called(values)), count, chosen, "one value for each pair, prompt or marked answer"
