@@ -10,16 +10,14 @@ from . import from_trl_distillation as distillation
 from . import from_trl_rloo as rloo
 from .conversion import Conversion
 from .from_trl import GRPO, from_trl
-from .from_trl_dpo import from_trl_dpo, is_of_dpo
+from .from_trl_dpo import from_trl_dpo
+from .trl_answer_losses import answer_trainer_of
 
 OTHERS = {
-    "a KTOConfig": ("desirable_weight", "undesirable_weight"),
     "an SFTConfig": ("assistant_only_loss", "completion_only_loss", "packing", "dataset_text_field"),
     "a RewardConfig": ("center_rewards_coefficient",),
 }
 """Configurations that have no counterpart here, and settings that no other configuration has."""
-OF_KTO = ("kto", "apo_zero_unpaired")
-"""Values of `loss_type` that only a KTOConfig has."""
 INSTEAD = "docs/given_samples.md has what trains on given answers"
 
 
@@ -38,12 +36,11 @@ def convert_trl(path: Path, given: Mapping[str, Any], gpus: int | None) -> Conve
         return from_trl(path, given, gpus, distillation.trainer_of(given))
     for what, keys in OTHERS.items():
         found = [key for key in keys if key in given]
-        found += ["loss_type"] if what == "a KTOConfig" and given.get("loss_type") in OF_KTO else []
         if found:
             raise ValueError(
                 f"{path} has {', '.join(found)}, so it is {what}; convert takes a GRPOConfig, an RLOOConfig, a "
-                f"DPOConfig, a DistillationConfig or a GKDConfig, and {INSTEAD}"
+                f"DPOConfig, a KTOConfig, a CPOConfig, a TPOConfig, a DistillationConfig or a GKDConfig, and {INSTEAD}"
             )
-    if is_of_dpo(given):
-        return from_trl_dpo(path, given, gpus)
+    if (trainer := answer_trainer_of(given)) is not None:
+        return from_trl_dpo(path, given, gpus, trainer)
     return from_trl(path, given, gpus, rloo.RLOO if any(key in given for key in rloo.KEYS) else GRPO)

@@ -60,6 +60,35 @@ def test_values_worked_out_by_hand(tmp_path: Path) -> None:
         ({"loss_type": "sigmoid", "label_smoothing": 0.1}, {"name": "dpo", "beta": 0.2, "smoothing": 0.0}),
         ({"beta": None}, {"name": "dpo", "beta": 0.1}),
         ({"loss_type": "sft"}, {"name": "likelihood"}),
+        ({"loss_type": "hinge"}, {"name": "hinge", "beta": 0.2}),
+        ({"loss_type": ["ipo"]}, {"name": "ipo", "beta": 0.2, "mean": True}),
+        ({"loss_type": "exo_pair", "label_smoothing": 0.01}, {"name": "exo", "beta": 0.2, "smoothing": 0.01}),
+        ({"loss_type": "robust", "label_smoothing": 0.1}, {"name": "robust", "beta": 0.2, "smoothing": 0.1}),
+        ({"loss_type": "nca_pair"}, {"name": "nca", "beta": 0.2}),
+        ({"loss_type": "bco_pair"}, {"name": "bco", "beta": 0.2}),
+        ({"loss_type": "sppo_hard"}, {"name": "sppo", "beta": 0.2}),
+        ({"loss_type": "apo_zero"}, {"name": "apo", "beta": 0.2, "anchor": "zero"}),
+        ({"loss_type": "apo_down"}, {"name": "apo", "beta": 0.2, "anchor": "down"}),
+        ({"loss_type": "discopop", "discopop_tau": 0.1}, {"name": "discopop", "beta": 0.2, "tau": 0.1}),
+        ({"loss_type": "sigmoid_norm", "beta": 5.0}, {"name": "dpo_norm", "beta": 5.0}),
+        ({"f_divergence_type": "forward_kl"}, {"name": "f_dpo", "beta": 0.2, "divergence": "forward"}),
+        (
+            {"f_divergence_type": "alpha_divergence", "f_alpha_divergence_coef": 0.4},
+            {"name": "f_dpo", "divergence": "alpha", "alpha": 0.4},
+        ),
+        (
+            {"loss_type": ["sigmoid", "bco_pair", "sft"], "loss_weights": [0.8, 0.2, 1.0]},
+            {"name": "mpo", "beta": 0.2, "preference": 0.8, "quality": 0.2, "alpha": 1.0},
+        ),
+        ({"cpo_alpha": 0.5}, {"name": "cpo", "beta": 0.2, "alpha": 0.5, "smoothing": 0.0}),
+        (
+            {"loss_type": "simpo", "cpo_alpha": 0.0, "simpo_gamma": 0.3},
+            {"name": "simpo", "beta": 0.2, "margin": 0.3, "alpha": 0.0},
+        ),
+        ({"loss_type": "alphapo", "alpha": 0.25}, {"name": "simpo", "beta": 0.2, "margin": 0.5, "alpha": 0.25}),
+        ({"tpo_alpha": 0.5, "beta": None}, {"name": "tpo", "beta": 0.01, "alpha": 0.5, "mean": False}),
+        ({"loss_type": "tpo-l"}, {"name": "tpo", "beta": 0.2, "alpha": 1.0, "mean": True, "margin": 0.5}),
+        ({"undesirable_weight": 1.3}, {"name": "kto", "beta": 0.2, "desirable": 1.0, "undesirable": 1.3}),
     ],
 )
 def test_losses(changes: dict[str, Any], wanted: dict[str, Any], tmp_path: Path) -> None:
@@ -67,7 +96,17 @@ def test_losses(changes: dict[str, Any], wanted: dict[str, Any], tmp_path: Path)
     loss = recipe.objective["loss"]
     assert loss.name == wanted.pop("name")
     assert {key: loss[key] for key in wanted} == wanted
-    assert not any("loss_type" in line for line in lost(lines))
+    given_only = (
+        "  evaluations sample answers here: name held-out prompts as data.heldout, and a reward in evaluate.rewards"
+    )
+    assert lost(lines)[1:] == [given_only]
+    columns = {"tpo": ("reference", "chosen", "rejected"), "kto": ("completion",)}
+    if loss.name in columns:
+        assert recipe.rollout.form["columns"] == columns[loss.name]
+        assert recipe.rollout.tokens == len(columns[loss.name]) * 2 * 512
+    if loss.name == "kto":
+        assert (recipe.rollout.group, recipe.rewards[0].options) == (1, {"scores": ["label"]})
+        assert (recipe.advantage["baseline"], recipe.advantage["scale"]) == ("none", "none")
     if loss.name == "likelihood":
         assert (recipe.rollout.group, recipe.rollout.form["columns"]) == (1, ("chosen",))
         assert (recipe.advantage["baseline"], recipe.advantage["scale"]) == ("none", "none")
@@ -77,18 +116,27 @@ def test_losses(changes: dict[str, Any], wanted: dict[str, Any], tmp_path: Path)
     ("changes", "says"),
     [
         (
-            {"loss_type": "robust", "label_smoothing": 0.1},
-            "there is no such loss here; write {name: dpo, smoothing: …}",
+            {"loss_type": ["ipo", "sft"]},
+            "there is no such loss here; no other mixtures of losses are here than rpo and",
         ),
-        ({"loss_type": ["ipo", "sft"]}, "there is no such loss here; write {name: contrastive, beta: …}"),
-        ({"loss_type": "hinge"}, "there is no such loss here; dpo, rpo, simpo, inpo and contrastive are there"),
+        ({"loss_type": "aot"}, "there is no such loss here; it sorts the pairs of a batch, so it depends on the batch"),
+        ({"loss_type": "simpo"}, "loss simpo has no term of fine-tuning; cpo and orpo have one"),
+        ({"cpo_alpha": 1.0, "loss_type": "ipo"}, "without a reference, cpo, simpo and orpo are here"),
+        ({"cpo_alpha": 1.0, "alpha": 0.2}, "only loss simpo has the reward of AlphaPO"),
+        ({"tpo_alpha": 1.0, "loss_type": "hinge"}, "loss tpo has the forms sigmoid and tpo-l"),
+        ({"tpo_alpha": 1.0, "label_smoothing": 0.1}, "loss tpo takes a preference as certain"),
+        ({"loss_type": "apo_zero_unpaired"}, "answers without pairs have loss kto; apo is a loss of pairs"),
+        ({"desirable_weight": 1.0, "dataset_name": "labels"}, "with columns prompt, completion, and label"),
+        ({"loss_type": "ipo", "f_divergence_type": "forward_kl"}, "loss f_dpo alone has another divergence"),
         ({"loss_type": ["sigmoid", "sft"], "loss_weights": [0, 1]}, "write loss_type: sft alone in the file"),
-        ({"f_divergence_type": "forward_kl"}, "losses have the reverse KL"),
         ({"ld_alpha": 0.5}, "no loss weighs the tokens beyond the shorter answer otherwise"),
         ({"use_weighting": True}, "pairs are not weighted by how likely they are"),
         ({"sync_ref_model": True}, "the reference is the base model here"),
         ({"max_steps": None, "num_train_epochs": 2}, "write run.iterations: 2 × the number of training prompts / 64"),
-        ({"dataset_name": "pairs"}, "write pairs into prompts/train.jsonl, with columns prompt, chosen and rejected"),
+        (
+            {"dataset_name": "pairs"},
+            "write the data into prompts/train.jsonl, with columns prompt, chosen, rejected, or without",
+        ),
     ],
 )
 def test_what_is_not_carried_over_is_said(changes: dict[str, Any], says: str, tmp_path: Path) -> None:

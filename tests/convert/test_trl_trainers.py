@@ -145,8 +145,6 @@ def test_a_teacher_that_the_file_does_not_name_is_asked_for(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        ({"desirable_weight": 1.0}, "desirable_weight, so it is a KTOConfig"),
-        ({"loss_type": "kto"}, "loss_type, so it is a KTOConfig"),
         ({"packing": True, "dataset_text_field": "text"}, "packing, dataset_text_field, so it is an SFTConfig"),
         ({"center_rewards_coefficient": 0.01}, "so it is a RewardConfig"),
     ],
