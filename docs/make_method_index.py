@@ -30,6 +30,7 @@ from flowgrpo.core import (
     trees,
 )  # fmt: skip
 from flowgrpo.core import forward_process as forward
+from flowgrpo.core import reward_targets as core_targets
 from flowgrpo.pipelines import policy, scored_edges
 from flowgrpo.rewards import relative, win_rate
 from flowgrpo.samplers import kernels, plan_parts, plans, schedules, solvers, transitions, windows
@@ -37,7 +38,7 @@ from flowgrpo.training import anchor, planning, teachers
 from flowgrpo.training.credit import step_credits
 from flowgrpo.training.extensions import novelty, suspects
 from flowgrpo.training.images import critic, images_beside, scouting
-from flowgrpo.training.losses import direct_align, directed, neighbour, reward_gradient, transition
+from flowgrpo.training.losses import direct_align, directed, neighbour, reward_gradient, reward_targets, transition
 
 PAGE = Path(__file__).resolve().with_name("methods.md")
 CLAIMS = Path(__file__).resolve().parent / "benchmarks" / "claims.json"
@@ -306,6 +307,14 @@ METHODS = (
         "images of an iteration from one noise, rolls out with a guidance of 1 and trains with 3.5, and bounds the "
         "reward by a hinge; here each image has its own noise, one call does both, and there is no bound.",
         (direct_align.DirectAlignObjective, direct_align.recovered, relative.Relative),
+    ),
+    Method(
+        "DiffusionOPSD", "", ("diffusion_opsd",),
+        "We read the released code. It has no number of arXiv yet. Its solver is DPM2, and here steps are Euler's. It "
+        "trains the state whose noise level is nearest to 0.278, of ten with a shift; here step 7 of ten, whose level "
+        "is 0.3. Its option that accepts a target only if the reward of the finished image rises is off in its runs, "
+        "and is not here.",
+        (reward_targets.RewardTargetsObjective, core_targets.targets, core_targets.target_loss),
     ),
     Method(
         "DDRL", "2512.04332", ("ddrl",),

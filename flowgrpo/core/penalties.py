@@ -293,7 +293,7 @@ def data(edges: Edges, *, source: Words, column: Words = "image") -> Tensor:
 
 
 def _by_densities(recipe: Any, choice: Choice) -> list[str]:
-    if trained(recipe) in ("states", "velocities", "gradients", "recovered"):
+    if trained(recipe) in ("states", "velocities", "gradients", "targets", "recovered"):
         return [
             f"penalty {choice.short} checks whether a step became less likely, and objective {recipe.objective.short} "
             "has no ratio of densities; use objective transition, or leave the penalty out"

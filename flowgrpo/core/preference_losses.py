@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from ..parts.needs import at_least, needs
 from ..parts.ranges import NotNegative, Positive, Share
 from .advantages import as_precise, group_index
 from .forward_process import arg_extreme
@@ -459,6 +460,7 @@ def cpo(
     return compared - alpha * (logp / lengths.to(logp))[pairs[:, 0]]
 
 
+@needs(at_least("rollout.group", lambda recipe, choice: 3, "compares two answers beside the best one", "use 3 or more"))
 def tpo(
     logp: Tensor,
     lengths: Tensor,

@@ -270,6 +270,9 @@ def _flops(recipe: Recipe, model: Model, expected: Forecast, share: int, turns: 
     # At these states a loss differentiates the rewards, through the decoder.
     differentiated = average("trained_states" if recipe.objective.get("at") == "prediction" else "leaves")
     differentiated *= noised_levels(recipe)[0] if noises_again(recipe) else renoised_states(recipe)
+    if (ascents := recipe.objective.get("ascents")) is not None:
+        # The first gradient at a state serves the better and the worse target.
+        differentiated = average("trained_states") * (2 * ascents - 1)
     return {
         "sampling": share * model.branches * sampled * cost.forward / context,
         "decoding": share * leaves * model.decode_flops,

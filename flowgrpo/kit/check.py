@@ -21,7 +21,9 @@ from .material import Material, arithmetic_samples, scene_samples, written_compl
 from .trial import SCORED, Trial
 from .usefulness import check_agreement, check_distribution, check_range, check_signal
 
-HAS_GRADIENT = "has a gradient with respect to the {kind}, for the recipes draft, refl, drtune and direct_align"
+HAS_GRADIENT = (
+    "has a gradient with respect to the {kind}, for the recipes draft, refl, drtune, direct_align and diffusion_opsd"
+)
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,14 @@ TRAINED = {
     "states": "the states that a rollout visits, by penalties alone",
     "velocities": "the velocities at the states that a rollout visits",
     "gradients": "the states that a rollout visits, by the gradients of the rewards",
+    "targets": "the states that a rollout visits, by targets along the gradients of the rewards",
     "choices": "choices among the next states of a group",
     "images": "finished images that are noised again",
     "recovered": "finished images that are noised again, by the gradients of the rewards",
 }
 """What an objective of images may train: the values of its attribute `trains`, each with a description."""
 
-OF_EDGES = ("steps", "states", "velocities", "gradients")
+OF_EDGES = ("steps", "states", "velocities", "gradients", "targets")
 """The values of `trains` for objectives that train recorded edges, by a loss or by penalties."""
 
 
@@ -153,7 +154,7 @@ def noises_again(recipe: Any) -> bool:
 
 def differentiates(recipe: Any) -> bool:
     """Whether the objective of an image recipe follows the gradients of the rewards."""
-    return trained(recipe) in ("gradients", "recovered")
+    return trained(recipe) in ("gradients", "targets", "recovered")
 
 
 def rewarded(recipe: Any) -> bool:
@@ -165,7 +166,7 @@ def rewarded(recipe: Any) -> bool:
 
 def compares_rewards(recipe: Any) -> bool:
     """Whether the rewards of the samples of a prompt are compared with each other, so that one sample is too few."""
-    return rewarded(recipe) and (recipe.task == "text" or not differentiates(recipe))
+    return rewarded(recipe) and (recipe.task == "text" or trained(recipe) not in ("gradients", "recovered"))
 
 
 def all_taught(recipe: Any) -> bool:

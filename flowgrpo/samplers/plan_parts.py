@@ -260,11 +260,12 @@ def spine(
 
 
 def _trained_without_noise(recipe: Any, choice: Choice) -> list[str]:
-    if choice["window"] is None or trained(recipe) in ("choices", "states", "velocities", "gradients"):
+    if choice["window"] is None or trained(recipe) in ("choices", "states", "velocities", "gradients", "targets"):
         return []
     return [
         f"plan {choice.short} trains the steps of its window without noise, and objective is {recipe.objective.name}; "
-        "leave sampler.plan.window out, or use objective neighbour, directed, reward_gradient or visited"
+        "leave sampler.plan.window out, or use objective neighbour, directed, reward_gradient, reward_targets or "
+        "visited"
     ]
 
 

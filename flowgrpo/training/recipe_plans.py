@@ -50,7 +50,7 @@ def check_plans(recipe: Planned) -> None:
     if wanted == "steps" and plan.neighbours:
         raise ValueError(
             f"sampler.plan {recipe.sampler.plan.name} trains deterministic steps; use objective neighbour, "
-            "directed, reward_gradient or visited, or another plan"
+            "directed, reward_gradient, reward_targets or visited, or another plan"
         )
 
 

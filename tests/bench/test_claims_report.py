@@ -298,7 +298,7 @@ def test_the_results_on_record_are_found_and_make_the_report_on_record(
     assert set(found.labels) == set(jobs())
     # Rewards have no part in the losses of the first two, and the others need rewards with a gradient.
     assert set(found.rises) == set(recipe_names("images")) - {
-        "diffusion_opd", "d_opsd", "draft", "refl", "drtune", "direct_align"
+        "diffusion_opd", "d_opsd", "draft", "refl", "drtune", "direct_align", "diffusion_opsd"
     }  # fmt: skip
     assert set(found.evidence.times) == set(FAMILIES)
     text = write_report(found, tmp_path).read_text(encoding="utf-8")

@@ -394,7 +394,8 @@ def test_an_option_of_another_type_is_told_with_the_name_of_its_reward():
     [
         (
             "brightness",
-            "has a gradient with respect to the images, for the recipes draft, refl, drtune and direct_align",
+            "has a gradient with respect to the images, for the recipes draft, refl, drtune, direct_align and "
+            "diffusion_opsd",
         ),
         (RewardSpec("jpeg_compressibility"), "has no gradient with respect to the images: it returns a list"),
     ],

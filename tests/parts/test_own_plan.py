@@ -138,7 +138,7 @@ def test_a_plan_of_ones_own_is_planned_drawn_and_refused_its_wrong_options(comma
         (
             "from flowgrpo.samplers.plans import ode_plan\n"
             "def mine(setting, iteration):\n    return ode_plan(setting.sigmas, samples=2, trained=[0])\n",
-            r"mine trains deterministic steps; use objective neighbour, directed, reward_gradient or visited",
+            r"mine trains deterministic steps; use objective neighbour, directed, reward_gradient, reward_targets or ",
         ),
         (
             "from flowgrpo.samplers.plans import window_plan\n"

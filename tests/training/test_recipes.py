@@ -11,9 +11,9 @@ from flowgrpo.training.credit.from_scores import Credit
 from flowgrpo.training.planning import forecast, planner, scouts_evaluations
 from flowgrpo.training.session import start
 
-WITH_GRADIENT = ("direct_align", "draft", "drtune", "refl")
+WITH_GRADIENT = ("diffusion_opsd", "direct_align", "draft", "drtune", "refl")
 """Recipes whose rewards need a gradient."""
-ALONE = (*WITH_GRADIENT, "d_opsd")
+ALONE = (*(name for name in WITH_GRADIENT if name != "diffusion_opsd"), "d_opsd")
 """Recipes in which no image is compared with another, so that a prompt has one."""
 PUBLISHED = [
     name

@@ -50,6 +50,7 @@ def runs_table(rows: Mapping[str, Mapping[str, Any]]) -> str:
 NO_RISE = {
     "states": "no reward enters their loss",
     "gradients": "the size of a JPEG file has no gradient",
+    "targets": "the size of a JPEG file has no gradient",
     "recovered": "the size of a JPEG file has no gradient",
 }
 """What a recipe trains that has no short run with small JPEG files as its reward, and why."""

@@ -10,6 +10,7 @@ from .forward import ForwardObjective
 from .neighbour import NeighbourObjective
 from .objective import Objective
 from .reward_gradient import RewardGradientObjective
+from .reward_targets import RewardTargetsObjective
 from .transition import TransitionObjective
 from .visited import VisitedObjective
 
@@ -21,5 +22,6 @@ OBJECTIVES: dict[str, Callable[..., Objective]] = {
     "directed": DirectedObjective,
     "reward_gradient": RewardGradientObjective,
     "direct_align": DirectAlignObjective,
+    "reward_targets": RewardTargetsObjective,
 }
 """`objective(setting, *, ...)`: a class with the methods of `objective.Objective`."""

@@ -43,7 +43,8 @@ NOT_DIFFERENTIABLE = "requires grad", "does not require grad", "modified by an i
 """What torch says if a computation has no gradient: it leaves torch, has no graph, or writes into its own inputs."""
 
 
-def _chains_without_noise(recipe: Any, choice: Choice) -> list[str]:
+def chains_without_noise(recipe: Any, choice: Choice) -> list[str]:
+    """A need of objectives that differentiate rewards at states: each state leads to one image without noise."""
     plan = recipe.sampler.plan
     if offering(plan, "noiseless") or offering(plan, "given"):
         return []
@@ -98,7 +99,7 @@ def _one_pass(recipe: Any, choice: Choice) -> list[str]:
 
 @needs(
     steps_to_score,
-    _chains_without_noise,
+    chains_without_noise,
     _steps_of_euler,
     weighted_sum,
     _one_pass,

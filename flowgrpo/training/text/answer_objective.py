@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 class AnswerObjective(TextObjective):
     """A loss of the completions of each prompt, divided by the number of prompts or of completions.
 
-    `answer_loss` says which answers win, lose, and are right. The reference is the base model. The training engine
+    `answer_loss` says which answers win, lose, and are right. With loss `dpo` on answers of the policy, this is online
+    DPO (2402.04792). The reference is the base model. The training engine
     gives the log-probs of the policy that sampled.
 
     Args:

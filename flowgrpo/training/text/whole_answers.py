@@ -142,23 +142,27 @@ def compares(recipe: Any) -> bool:
 
 
 def try_loss(chosen: Choice) -> None:
-    """Call a loss of answers once, on two answers of one token each.
+    """Call a loss of answers once, on three answers of one token each.
 
     Raises:
         ValueError: its options are out of range or do not fit together, or it does not return what it should.
     """
-    nothing = torch.zeros(2)
+    nothing = torch.zeros(3)
     values: dict[str, Any] = dict.fromkeys(ANSWERED, nothing)
-    values |= {"lengths": nothing + 1, "advantages": torch.tensor([1.0, -1.0])}
+    values |= {"lengths": nothing + 1, "advantages": torch.tensor([1.0, 0.0, -1.0])}
     values |= {
         "drift": torch.zeros(()),
-        "correct": torch.tensor([True, False]),
+        "correct": torch.tensor([True, False, False]),
         "groups": nothing.long(),
-        "pairs": torch.tensor([[0, 1]]),
+        "pairs": torch.tensor([[0, 2]]),
     }
-    count = (2,) if counts_answers(chosen.target) else (1,)
+    count = (3,) if counts_answers(chosen.target) else (1,)
     require_shape(
-        answered(chosen.make(), called(values)), count, chosen, "one value for each pair, prompt or marked answer"
+        answered(chosen.make(), called(values)),
+        count,
+        chosen,
+        "one value for each pair, prompt or marked answer",
+        "three",
     )
 
 
@@ -167,12 +171,12 @@ def called(values: Mapping[str, Any]) -> dict[str, Callable[[], Any]]:
     return {name: partial(values.__getitem__, name) for name in values}
 
 
-def require_shape(found: Any, shape: tuple[int, ...], choice: Choice, wanted: str) -> None:
-    """Refuse what a part returns for two answers of a token each, if it has not this shape."""
+def require_shape(found: Any, shape: tuple[int, ...], choice: Choice, wanted: str, answers: str = "two") -> None:
+    """Refuse what a part returns for two or three answers of a token each, if it has not this shape."""
     if isinstance(found, Tensor) and found.shape == shape:
         return
     has = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"{found!r:.60}"
     raise ValueError(
-        f"{choice.kind} {choice.short} returns {has} for two answers of a token each, and the shape must be {shape}; "
-        f"return {wanted}"
+        f"{choice.kind} {choice.short} returns {has} for {answers} answers of a token each, and the shape must be "
+        f"{shape}; return {wanted}"
     )
