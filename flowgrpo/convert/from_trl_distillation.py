@@ -23,9 +23,15 @@ _OWN = {
 }  # fmt: skip
 OF_GKD = {key: value for key, value in OF_DISTILLATION.items() if key != "max_completion_length"} | _OWN
 """The same of an experimental GKDConfig."""
+_OF_IW_OPD = {
+    "learning_rate": 1e-6, "lmbda": 1.0, "distillation_objective": "iw_opd", "iw_opd_gamma": 0.5, "beta": 1.0,
+    "top_p": 0.95,
+}  # fmt: skip
+OF_IW_OPD = OF_DISTILLATION | _OF_IW_OPD
+"""The same of an experimental IWOPDConfig."""
 KEYS = (
     "teacher_model_name_or_path", "teacher_model_init_kwargs", "teacher_model_revision", "teacher_model_server_url",
-    "lmbda", "seq_kd",
+    "lmbda", "seq_kd", "distillation_objective", "iw_opd_gamma",
 )  # fmt: skip
 """Settings that only these configurations have."""
 TEACHER = "TEACHER_FOLDER"
@@ -82,6 +88,14 @@ def _method(conversion: Conversion) -> None:
 
 def _divergence(conversion: Conversion) -> None:
     settings = conversion.settings
+    if settings.value("distillation_objective") == "iw_opd":
+        early: dict[str, Any] = {"name": "distilled", "others": "none", "direction": "reverse", "top": TOP}
+        early["early"] = settings.number("iw_opd_gamma")
+        note = "the reverse KL of each token in the place of its estimate by the token that was drawn"
+        conversion.used("beta")
+        conversion.carry(["distillation_objective", "iw_opd_gamma"], "objective", early, note)
+        return
+    conversion.used("distillation_objective")
     beta = settings.number("beta")
     if beta is None or not 0 <= beta <= 1:
         raise settings.wrong("beta", "a number from 0 (the forward KL) to 1 (the reverse KL)")
@@ -119,8 +133,20 @@ GOLD = TrlTrainer(
 """A GOLDConfig, which is a GKDConfig that may have a teacher with another tokenizer."""
 
 
+IW_OPD = TrlTrainer(
+    "an IWOPDConfig", OF_IW_OPD, ("text_opd", "text"), _method,
+    {
+        **_IDLE, "iw_opd_epsilon": "sums below 1e-8 count as 1e-8", "use_teacher_server": "no server is asked",
+        "loss_*": "the loss of this file does not read it", "reverse_kl*": "the loss of this file does not read it",
+    },
+)  # fmt: skip
+"""An IWOPDConfig."""
+
+
 def trainer_of(given: Mapping[str, Any]) -> TrlTrainer:
     """The trainer that distils and has these settings."""
+    if "distillation_objective" in given or "iw_opd_gamma" in given:
+        return IW_OPD
     if "use_uld_loss" in given or ("seq_kd" in given and "max_completion_length" in given):
         return GOLD
     alone = "lmbda" in given and "max_completion_length" not in given  # older versions of both have lmbda

@@ -49,6 +49,25 @@ def coarse_divergence(
     return beta * _kl(teacher, mixture) + (1 - beta) * _kl(student, mixture)
 
 
+def early_weights(gap: Tensor, mask: Tensor, *, gamma: float) -> Tensor:
+    """Weights of tokens that fall as a completion leaves what its teacher would write (IW-OPD, arXiv 2606.22600).
+
+    The weight of token t is 1 + gamma (1 - sum over s < t of |gap_s| / sum over all s of |gap_s|). So the first token
+    has the weight 1 + gamma, and tokens behind the largest differences have about 1.
+
+    Args:
+        gap: [R, T] log-probs of the tokens under the teacher less those under the policy that sampled.
+        mask: [R, T] bool, tokens that count.
+        gamma: how much more the first token counts, at least 0.
+
+    Returns:
+        [R, T] without gradient; of no meaning where the mask is False.
+    """
+    size = torch.where(mask, gap.detach().abs(), 0.0)
+    before = size.cumsum(1) - size
+    return 1.0 + gamma * (1.0 - before / size.sum(1, keepdim=True).clamp(min=1e-8))
+
+
 def _kl(first: Tensor, second: Tensor) -> Tensor:
     return (first.exp() * (first - second)).sum(-1)
 

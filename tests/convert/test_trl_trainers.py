@@ -129,6 +129,17 @@ def test_gold_is_gkd_with_the_tokenizer_of_the_model(tmp_path: Path) -> None:
     assert "use_uld_loss True: a teacher has the tokenizer of the model here; use such a teacher" in lost(lines)
 
 
+def test_weights_of_early_tokens_are_carried_over(tmp_path: Path) -> None:
+    given = {key: value for key, value in TAUGHT.items() if key != "beta"}
+    more = {"distillation_objective": "iw_opd", "iw_opd_gamma": 0.7, "lmbda": 1.0, "max_completion_length": 256}
+    recipe, lines, _ = converted(tmp_path, {**given, **more})
+    assert (recipe.objective["early"], recipe.objective["direction"]) == (0.7, "reverse")
+    assert (recipe.generation.max_tokens, recipe.generation.top_p) == (256, 0.95)
+    assert not lost(lines)
+    recipe, lines, _ = converted(tmp_path, {**given, **more, "distillation_objective": "jsd", "beta": 0.3})
+    assert (recipe.objective["early"], recipe.objective["direction"], recipe.objective["beta"]) == (0.0, "jsd", 0.3)
+
+
 def test_a_teacher_on_a_server_is_no_reason_to_read_a_file_for_grpo(tmp_path: Path) -> None:
     recipe, lines, _ = converted(tmp_path, {**SIZES, "teacher_model_server_url": "http://localhost:8001"})
     assert recipe.objective.name == "distilled"

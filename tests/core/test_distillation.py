@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from flowgrpo.core.distillation import Direction, coarse_divergence
+from flowgrpo.core.distillation import Direction, coarse_divergence, early_weights
 
 STUDENT = torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64)
 TEACHER = torch.tensor([0.25, 0.25, 0.5], dtype=torch.float64)
@@ -87,3 +87,14 @@ def test_it_is_bounded_where_the_supports_differ():
     assert bool(torch.isfinite(student.grad).all())
     with pytest.raises(ValueError, match=r"`beta` is 1; give a number between 0 and 1"):
         coarse_divergence(student, student, direction="jsd", beta=1)
+
+
+def test_weights_fall_from_the_first_token_to_the_last() -> None:
+    """The sizes are 1, 3 and 1, of a sum of 5, and the second row has none."""
+    gap = torch.tensor([[1.0, -3.0, 1.0, 9.0], [0.0, 0.0, 0.0, 0.0]], requires_grad=True)
+    mask = torch.tensor([[True, True, True, False], [True, True, True, True]])
+    found = early_weights(gap, mask, gamma=0.5)
+    assert not found.requires_grad
+    torch.testing.assert_close(found[0, :3], torch.tensor([1.5, 1.4, 1.1]))
+    torch.testing.assert_close(found[1], torch.full((4,), 1.5))
+    torch.testing.assert_close(early_weights(gap, mask, gamma=0.0), torch.ones(2, 4))

@@ -1,7 +1,8 @@
-"""Questions about losses of whole answers: of pairs, of three answers, and of single answers."""
+"""Questions about losses of whole answers, of pairs, of three answers or of single ones, and about distillation."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -130,6 +131,22 @@ def trl_optimal_loss(names: Names) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def trl_early_weights(names: Names) -> dict[str, Any]:
+    """The loss of TRL's IWOPDTrainer."""
+    logp, teacher, rollout = -drawn(31, 2, 6).abs(), -drawn(32, 2, 6).abs(), -drawn(33, 2, 6).abs()
+    labels = torch.tensor([[0, 0, 0, 0, 0, 0], [0, 0, 0, 0, -100, -100]])
+    # Two tokens: the first one was drawn, and the other has the rest of the probability.
+    logits = torch.stack([logp, (-logp.expm1()).log()], -1)
+    trainer = SimpleNamespace(
+        temperature=1.0, iw_opd_gamma=0.5, iw_opd_epsilon=1e-8, model=SimpleNamespace(training=True),
+        _metrics={"train": defaultdict(list)},
+    )  # fmt: skip
+    loss = names["_compute_iw_opd_loss"](
+        trainer, logits, torch.zeros_like(labels), labels, teacher, rollout, num_items_in_batch=1
+    )
+    return {"logp": logp, "teacher": teacher, "rollout": rollout, "lengths": [6, 4], "gamma": 0.5, "loss": loss}
+
+
 HERE = "trl/experimental/"
 
 PREFERENCES: dict[str, Question] = {
@@ -145,6 +162,9 @@ PREFERENCES: dict[str, Question] = {
     ),
     "trl_kto_losses": Question(
         *TRL, "trl/trainer/kto_trainer.py", (), trl_kto_losses, statements=("KTOTrainer._compute_loss", 24, 26)
+    ),
+    "trl_early_weights": Question(
+        *TRL, f"{HERE}iw_opd/iw_opd_trainer.py", ("IWOPDTrainer._compute_iw_opd_loss",), trl_early_weights
     ),
     "trl_optimal_loss": Question(
         *TRL, f"{HERE}a2po/a2po_trainer.py", (), trl_optimal_loss, statements=("A2POTrainer.compute_loss", 2, 4)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from flowgrpo.core.answer_losses import dpo, kto, optimal, simpo
+from flowgrpo.core.distillation import early_weights
 from flowgrpo.core.preference_losses import (
     apo,
     bco,
@@ -118,3 +119,12 @@ def test_the_regression_on_the_optimal_advantage_is_that_of_trl() -> None:
     advantage = torch.tensor(asked["rewards"]) - torch.tensor(asked["value"])
     loss = optimal(logp, reference, advantage, beta=asked["beta"]).mean()
     require_equal(loss, asked["loss"], logp, asked["gradient"])
+
+
+def test_early_tokens_count_as_in_iw_opd() -> None:
+    asked = numbers("trl_early_weights")
+    logp, teacher, rollout = (torch.tensor(asked[name]) for name in ("logp", "teacher", "rollout"))
+    mask = torch.arange(logp.shape[1]) < torch.tensor(asked["lengths"])[:, None]
+    gap = teacher - rollout
+    loss = torch.where(mask, -logp * early_weights(gap, mask, gamma=asked["gamma"]) * gap, 0.0).sum()
+    torch.testing.assert_close(loss.item(), asked["loss"], **CLOSE)

@@ -100,6 +100,23 @@ def test_a_divergence_between_the_two_kl(small_text: list[str], teacher: Path, t
     same_gradient(trainer, mine)
 
 
+def test_early_tokens_may_count_more(small_text: list[str], teacher: Path, tmp_path: Path) -> None:
+    """IW-OPD: the weight falls by what the log-probs of the tokens before differ."""
+    lines = [ALL.replace("}", ", early: 0.5}"), f"model.teachers=[{{path: {teacher}}}]"]
+    trainer = trainer_of(small_text, tmp_path / "run", *lines)
+    _, e = trainer.collect(0)
+    mine = gradient(trainer, e, torch.zeros(12))
+    ids = iter(e.sampled.ids)
+
+    def weighted(own: torch.Tensor, taught: torch.Tensor) -> torch.Tensor:
+        place = torch.tensor(next(ids))[:, None]
+        size = (taught - own.detach()).gather(1, place)[:, 0].abs()
+        return (1.5 - 0.5 * (size.cumsum(0) - size) / size.sum()) * reverse(own, taught)
+
+    (by_hand(trainer, e, teacher, [e.context(row) for row in range(12)], weighted) / e.lengths.sum()).backward()
+    same_gradient(trainer, mine)
+
+
 @pytest.mark.parametrize("others", ["policy", "none"])
 def test_rewards_train_the_taught_completions_too(small_text, teacher, tmp_path: Path, others: str) -> None:
     """KDRL. Where an extension says who is taught, `others` says what becomes of the others."""

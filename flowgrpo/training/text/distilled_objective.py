@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...configs.sections import EmaConfig
-from ...core.distillation import Direction, coarse_divergence
+from ...core.distillation import Direction, coarse_divergence, early_weights
 from ...core.surrogates import clip
 from ...parts.choice import Choice, Of, given_names
 from ...parts.needs import Need, needs, without_effect
@@ -61,12 +61,21 @@ def _teaches_itself(recipe: TextRecipe, choice: Choice) -> list[str]:
 
 
 def _samples(recipe: TextRecipe, choice: Choice) -> list[str]:
-    """Faults of a recipe: importance weights of completions that the policy did not draw."""
-    if choice.get("bound") is None or not offering(recipe.rollout.form, "given"):
+    """Faults of a recipe: weights by what the policy drew, of completions that it did not draw."""
+    if not offering(recipe.rollout.form, "given"):
         return []
+    faults = []
+    if choice["early"] > 0:
+        faults.append(
+            f"objective.early weights tokens by how far the policy's own beginning is from the teacher, and form "
+            f"{recipe.rollout.form.short} gives completions that the policy did not draw; leave early out"
+        )
+    if choice.get("bound") is None:
+        return faults
     return [
+        *faults,
         f"objective.bound limits how much likelier a token is than when it was drawn, and form "
-        f"{recipe.rollout.form.short} gives completions that the policy did not draw; leave bound out"
+        f"{recipe.rollout.form.short} gives completions that the policy did not draw; leave bound out",
     ]
 
 
@@ -109,7 +118,7 @@ class DistilledObjective(TokenObjective):
     With `model.teachers`, the teacher is another model, frozen (on-policy distillation; GKD 2306.13649). It reads the
     prompts of the policy, and teaches all completions. With extension `teacher` beside it, it reads the extension's
     contexts instead, and teaches the completions that have one. With `both`, rewards train the taught completions too
-    (KDRL, 2506.02208).
+    (KDRL, 2506.02208; with the policy as its own teacher, SDPG, 2606.04036).
 
     Args:
         recipe: what to do.
@@ -129,6 +138,9 @@ class DistilledObjective(TokenObjective):
             unsure teacher teaches less.
         bound: the divergence of a token has the weight min(r, bound), where r is the ratio of the token's probability
             to its probability when it was drawn (SDPO's code has 2). Without it, the weight is 1.
+        early: the divergence of a token also has a weight that falls from 1 + early to 1 along a completion, as fast as
+            the log-probs of its tokens under the policy and under the teacher differ (IW-OPD, 2606.22600; there 0.5).
+            So what follows a beginning that the teacher would not have written counts less.
         ema: the policy teaches itself with this average of its weights.
         frozen: the policy teaches itself with the weights with which the run began.
     """
@@ -148,13 +160,14 @@ class DistilledObjective(TokenObjective):
         top: Count = 20,
         doubt: NotNegative = 0.0,
         bound: Positive | None = None,
+        early: NotNegative = 0.0,
         ema: EmaConfig | None = None,
         frozen: bool = False,
     ) -> None:
         super().__init__(recipe, policy, controls, surrogate=surrogate)
         self.others, self.both, self.kl_weight, self.top, self.doubt = others, both, weight, top, doubt
         self._apart = partial(coarse_divergence, direction=direction, beta=0.5 if beta is None else beta)
-        self._bound, self._temperature = bound, recipe.generation.temperature
+        self._bound, self._early, self._temperature = bound, early, recipe.generation.temperature
         self._as_teacher = policy.weights.reference if frozen else policy.average or nullcontext
         self._target: Target | None = None
         self._reinforces = _reinforces(recipe, recipe.objective)
@@ -216,6 +229,8 @@ class DistilledObjective(TokenObjective):
             each = (-self.doubt * target.entropy).exp() * each
         if self._bound is not None:
             each = each * (scored.log_probs - scored.old).detach().exp().clamp(max=self._bound)
+        if self._early:
+            each = early_weights(target.own - scored.old, taught, gamma=self._early) * each
         lost = torch.where(taught, each, 0.0).sum()
         metrics["distillation"] = torch.stack([lost.detach(), taught.sum().to(lost)])
         metrics["loss"] = metrics["loss"] + torch.stack([self.kl_weight * lost.detach(), taught.sum().to(lost)])

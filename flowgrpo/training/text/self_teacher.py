@@ -25,12 +25,14 @@ class Target:
         taught: [R] bool, completions that have a teacher among them. The other attributes are 0 for the others.
         ids: [R, T, K] the tokens that are likeliest for the teacher.
         log_probs: [R, T, K] their log-probs under the teacher.
+        own: [R, T] the log-probs of the completions' own tokens under the teacher.
         entropy: [R, T] of the teacher, in nats; None if nobody asked.
     """
 
     taught: Tensor
     ids: Tensor
     log_probs: Tensor
+    own: Tensor
     entropy: Tensor | None = None
 
     def gaps(self, logits: Tensor, ids: Tensor, rows: Sequence[int], first: int, *, temperature: float) -> Tensor:
@@ -43,7 +45,8 @@ class Target:
     def beside(self, other: Target) -> Target:
         """What these teachers and others predict for one batch. No completion has two teachers."""
         both = None if self.entropy is None or other.entropy is None else self.entropy + other.entropy
-        return Target(self.taught | other.taught, self.ids + other.ids, self.log_probs + other.log_probs, both)
+        ids, told = self.ids + other.ids, self.log_probs + other.log_probs
+        return Target(self.taught | other.taught, ids, told, self.own + other.own, both)
 
 
 def teachers_of(experience: Completions) -> list[list[int] | None]:
@@ -98,7 +101,8 @@ def predicted(
     taught = torch.zeros(len(batch), dtype=torch.bool, device=ids.device)
     taught[place] = True
     unsure = None if found.entropy is None else spread(found.entropy)
-    return Target(taught, spread(ids.long()), spread(gaps + found.log_probs[..., None]), unsure)
+    told = gaps + found.log_probs[..., None]
+    return Target(taught, spread(ids.long()), spread(told), spread(found.log_probs), unsure)
 
 
 def likeliest(
