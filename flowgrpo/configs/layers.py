@@ -393,10 +393,20 @@ def _read(key: str) -> tuple[str, str]:
         )
     if part := part_hint(key):
         raise RecipeError(f"no recipe or file {key!r}; {part}")
+    if owners := _kinds_of(key):
+        raise RecipeError(f"no recipe or file {key!r}; {key} is a part: write it at {owners} of a recipe")
     beside = Path(f"{key}.yaml")
     near = [str(beside)] if beside.is_file() else difflib.get_close_matches(key, known, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise RecipeError(f"no recipe or file {key!r}; {hint}recipes: {', '.join(known)} (or give the path of a YAML file)")
+
+
+def _kinds_of(name: str) -> str:
+    """The keys at which recipes choose a part of this name, such as a loss; empty if there is none."""
+    # The parts import torch, which a recipe that is there is read without.
+    from ..parts.kinds import KINDS as PARTS
+
+    return " or ".join(f"{kind.key} ({kind.word})" for kind in PARTS.values() if name in kind.builtin)
 
 
 def _parse(name: str, text: str) -> dict[str, Any]:

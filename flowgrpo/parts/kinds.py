@@ -185,7 +185,7 @@ _ALL = (
     Kind(
         "answer loss", "objective.loss", "flowgrpo.core.answer_losses:ANSWER_LOSSES",
         "loss(logp, ..., *, ...) -> losses [n]; the parameters before the * are any of logp, ref_logp, old_logp, "
-        "lengths, log_ratio, advantages, correct, groups, pairs",
+        "lengths, log_ratio, advantages, correct, groups, pairs, and for causal models drift",
     ),
     Kind(
         "correction", "objective.correction", "flowgrpo.core.corrections:CORRECTIONS",

@@ -124,6 +124,7 @@ def test_a_value_where_keys_or_a_list_belong_is_told_what_to_write(override: str
         ("ocr", "ocr is a part for a task; write it after a method, as in flow_grpo+ocr"),
         ("mine.yaml", "no recipe or file 'mine.yaml'; give the path of a YAML file"),
         ("mixgrpo+sd35", "did you mean 'sd35_medium'?"),
+        ("kto", "no recipe or file 'kto'; kto is a part: write it at objective.loss (answer loss) of a recipe"),
     ],
 )
 def test_a_word_that_is_no_recipe_is_told_what_it_may_be(source: str, part: str) -> None:
