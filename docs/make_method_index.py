@@ -21,6 +21,7 @@ from flowgrpo.configs.load import recipe_names
 from flowgrpo.core import (
     advantages,
     directions,
+    nearby_targets,
     nearest_images,
     neighbours,
     overrating,
@@ -30,7 +31,6 @@ from flowgrpo.core import (
     trees,
 )  # fmt: skip
 from flowgrpo.core import forward_process as forward
-from flowgrpo.core import reward_targets as core_targets
 from flowgrpo.pipelines import policy, scored_edges
 from flowgrpo.rewards import relative, win_rate
 from flowgrpo.samplers import kernels, plan_parts, plans, schedules, solvers, transitions, windows
@@ -314,7 +314,7 @@ METHODS = (
         "trains the state whose noise level is nearest to 0.278, of ten with a shift; here step 7 of ten, whose level "
         "is 0.3. Its option that accepts a target only if the reward of the finished image rises is off in its runs, "
         "and is not here.",
-        (reward_targets.RewardTargetsObjective, core_targets.targets, core_targets.target_loss),
+        (reward_targets.RewardTargetsObjective, nearby_targets.targets, nearby_targets.target_loss),
     ),
     Method(
         "DDRL", "2512.04332", ("ddrl",),

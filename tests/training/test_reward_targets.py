@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flowgrpo.configs.load import RecipeError, load_recipe
-from flowgrpo.core.reward_targets import target_loss
+from flowgrpo.core.nearby_targets import target_loss
 from tests.parts.own_parts import same_when_resumed
 from tests.training.test_reward_gradient import moved, relative_error, trainer_of, values, words_of
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...configs.sections import EmaConfig
-from ...core.reward_targets import target_loss, targets
+from ...core.nearby_targets import target_loss, targets
 from ...parts.choice import Choice
 from ...parts.needs import needs, one_round
 from ...parts.ranges import Count, Inside, Positive

@@ -3,7 +3,7 @@
 import torch
 
 from flowgrpo.core.forward_process import Noised, diffusion_nft
-from flowgrpo.core.reward_targets import target_loss, targets
+from flowgrpo.core.nearby_targets import target_loss, targets
 
 
 def double(values):
@@ -47,15 +47,13 @@ def test_a_reward_without_a_gradient_moves_nothing():
 def test_the_loss_by_hand():
     """The advantage 2 of a bound of 4 counts 3/4 for the better image and 1/4 for the worse one."""
     moved = double([[0.1, -0.1]]).requires_grad_()
-    loss = target_loss(moved, double([[0.3, 0.1]]), double([[-0.2, 0.2]]), double([2.0]), beta=2.0, bound=4.0)
-    up, down = [-0.1, -0.3], [0.0, 0.0]
-    by_hand = 4 * 0.75 * (0.01 + 0.09) / 2 / 0.2
+    loss = target_loss(moved, double([[0.3, 0.1]]), double([[-0.4, 0.0]]), double([2.0]), beta=2.0, bound=4.0)
+    # The positive prediction is off by -0.1 and -0.3, and the negative one by 0.2 and 0.2.
+    by_hand = 4 * (0.75 * (0.01 + 0.09) / 2 / 0.2 + 0.25 * 0.04 / 0.2)
     torch.testing.assert_close(loss.detach(), torch.tensor([by_hand]), check_dtype=False)
-    assert down == [0.0, 0.0]
     (slope,) = torch.autograd.grad(loss.sum(), moved)
-    torch.testing.assert_close(
-        slope, double([[4 * 0.75 * 2 * one / 2 / 0.2 * 2.0 for one in up]]), atol=1e-6, rtol=1e-5
-    )
+    wanted = [4 * 2.0 * (0.75 * up / 0.2 - 0.25 * 0.2 / 0.2) for up in (-0.1, -0.3)]
+    torch.testing.assert_close(slope, double([wanted]), atol=1e-6, rtol=1e-5)
 
 
 def test_defaults_by_hand():
