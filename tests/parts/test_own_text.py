@@ -150,7 +150,7 @@ def test_what_a_run_does_not_give_is_named(tmp_path: Path, code: str, lines: str
     [
         (
             "def mine(logp, pairs):\n    return logp.sum()", "objective={name: answers, loss: '%s:mine'}",
-            r"answer loss mine returns a tensor of shape \(\) for two answers .*, and the shape must be \(1,\)",
+            r"answer loss mine returns a tensor of shape \(\) for three answers .*, and the shape must be \(1,\)",
         ),
         (
             "def mine(logp):\n    return logp.sum(1)", "penalties=[{name: '%s:mine', weight: 1}]",
