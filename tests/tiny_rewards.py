@@ -77,7 +77,7 @@ def save_clap(folder: Path, *, seed: int = 0, fused: bool = False) -> Path:
     """A `ClapModel` with its processor: spectra of one second, at 8000 samples a second, and projections of 16."""
     from transformers import ClapConfig, ClapFeatureExtractor, ClapModel, ClapProcessor
 
-    tokens = byte_tokenizer(40, end=True)
+    tokens = byte_tokenizer(40, end=True, kind="RobertaTokenizerFast")
     text = {
         "vocab_size": len(tokens), "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
         "intermediate_size": 32, "max_position_embeddings": 64, "projection_dim": 16, "pad_token_id": 0,
@@ -111,10 +111,13 @@ def save_open_clip(folder: Path, name: str) -> tuple[Path, Path]:
     return architecture, weights
 
 
-def byte_tokenizer(length: int, *extra: str, end: bool = False) -> Any:
-    """A tokenizer of single bytes, `<pad>`, `<eos>` and `extra` tokens; with `end`, texts end in `<eos>`."""
+def byte_tokenizer(length: int, *extra: str, end: bool = False, kind: str = "PreTrainedTokenizerFast") -> Any:
+    """A tokenizer of single bytes, `<pad>`, `<eos>` and `extra` tokens; with `end`, texts end in `<eos>`.
+
+    `kind` is its class: processors of transformers before 5 take their own only.
+    """
+    import transformers
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
 
     special = ["<pad>", "<eos>", *extra]
     vocabulary = {token: place for place, token in enumerate([*special, *sorted(bytes_to_unicode().values())])}
@@ -124,7 +127,7 @@ def byte_tokenizer(length: int, *extra: str, end: bool = False) -> Any:
     tokenizer.add_special_tokens(special)
     if end:
         tokenizer.post_processor = processors.TemplateProcessing(single="$A <eos>", special_tokens=[("<eos>", 1)])
-    return PreTrainedTokenizerFast(
+    return getattr(transformers, kind)(
         tokenizer_object=tokenizer,
         pad_token="<pad>",
         eos_token="<eos>",
