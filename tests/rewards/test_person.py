@@ -19,6 +19,9 @@ from flowgrpo.rewards.base import Reward, RewardSpec
 from flowgrpo.rewards.person.person import Person
 from flowgrpo.rewards.runner import RewardSet
 from flowgrpo.rewards.waiting import Unwanted, watched
+from tests.gallery.browser import LivePage
+from tests.gallery.folders import HOSTILE
+from tests.gallery.test_browser import CHROMIUM, needs_chromium
 from tests.rewards.marking import Judge, Marker, by_content
 
 PROMPTS = ["a cup", "a star", "a cup", "a star", "a cup"]
@@ -119,6 +122,8 @@ def test_a_mark_can_be_changed_until_the_last_prompt_is_marked(tmp_path: Path) -
     there.wait(30)
     hand = Marker.__new__(Marker)
     hand.url = urls[0]
+    while hand.get("state")["next"] is None:  # the page opens a moment before the call asks
+        pass
     hand.post({"call": 1, "number": 0, "marks": [1, 1, 1]})
     assert hand.post({"call": 1, "number": 0, "marks": [0, 0, 1]})["next"] == 1
     assert hand.get("prompts/1/0")["marks"] == [0, 0, 1]
@@ -196,3 +201,59 @@ def test_a_port_that_is_taken_is_named(opened: Any, tmp_path: Path) -> None:
     other = Person(str(tmp_path / "other.jsonl"), port=port)
     with pytest.raises(ValueError, match=rf"the port {port} of 127\.0\.0\.1 cannot be used .*another `port`, or leave"):
         other(PROMPTS, GROUPS, pictures(5, 3, 8, 8))
+
+
+@pytest.mark.slow
+@needs_chromium
+def test_keys_and_clicks_mark_in_a_browser_and_text_stays_text(tmp_path: Path) -> None:
+    assert CHROMIUM is not None
+    person, urls, values = Person(str(tmp_path / "marks.jsonl")), [], []
+    there = threading.Event()
+    person.announce = lambda url: (urls.append(url), there.set())
+    prompts, groups = [HOSTILE, "b", "c"] * 3, [0, 1, 2] * 3
+    texts = [f"{number} {HOSTILE}" for number in range(9)]
+
+    def wait_for_marks() -> None:
+        values.append(person(prompts, groups, completions=texts).values)
+
+    call = threading.Thread(target=wait_for_marks, daemon=True)
+    call.start()
+    there.wait(30)
+    page = LivePage(CHROMIUM, tmp_path / "profile", urls[0])
+
+    def press(key: str) -> None:
+        page.value(f"document.dispatchEvent(new KeyboardEvent('keydown', {{ key: '{key}', bubbles: true }}))")
+
+    def shows(prompt: str) -> None:
+        page.wait(f"state.ready && document.getElementById('prompt').textContent === {json.dumps(prompt)}")
+
+    try:
+        shows(HOSTILE)
+        assert page.value("[...document.querySelectorAll('pre')].map((one) => one.textContent)") == texts[0::3]
+        assert page.value("document.querySelectorAll('img, iframe, script:not([src])').length") == 0
+        press("1")
+        page.value("document.querySelectorAll('.mark')[2].click()")
+        press("Enter")
+        shows("b")
+        press("a")
+        press("b")
+        shows(HOSTILE)
+        assert page.value("state.marks") == [1, 0, 1]
+        press("1")
+        press("Enter")
+        shows("b")
+        press("s")
+        shows("c")
+        press("a")
+        press("2")
+        press("Enter")
+        page.wait("!document.getElementById('idle').hidden")
+        assert page.value("document.getElementById('count').textContent") == "3 prompts are marked so far"
+    finally:
+        page.close()
+    call.join(30)
+    person.close()
+    scores = [[values[0][3 * row + group] for row in range(3)] for group in range(3)]
+    assert scores[0] == [0.0, 0.0, 1.0]
+    assert all(score.isnan() for score in scores[1])
+    assert scores[2] == [1.0, 0.0, 1.0]

@@ -390,8 +390,8 @@ def test_in_16_bits_the_gradient_is_nearly_the_one_in_32(dtype: str, random_pipe
         trainer = trainer_of(random_pipeline, tmp_path / kind, *words, reward="flat")
         moved(trainer)
         found.append(torch.cat([one.flatten().float() for one in found_by(trainer, trainer.collect(0)[1])]))
-    # The error depends on the kernels: 10 to 15 roundings in float16 and 6 to 8 in bfloat16, and with torch 2.8 up to 29
-    # in float16. A gradient that stays scaled is off by 100 times its norm.
+    # The error depends on the kernels: 10 to 15 roundings in float16, 6 to 8 in bfloat16; with torch 2.8 up to 29 in
+    # float16. A gradient that stays scaled is off by 100 times its norm.
     rounding = torch.finfo(getattr(torch, dtype)).eps
     assert float((found[1] - found[0]).norm() / found[0].norm()) < 40 * rounding
 

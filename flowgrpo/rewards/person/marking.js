@@ -121,6 +121,7 @@ async function follow(latest) {
   } else if (state.place === null || latest.call !== state.call) {
     await show(latest.call, latest.next);
   }
+  document.documentElement.dataset.ready = "yes";
 }
 
 async function send(marks) {
@@ -161,7 +162,7 @@ async function poll() {
 }
 
 addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("audio")) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.("audio")) return;
   const place = KEYS.indexOf(event.key);
   if (place >= 0) toggle(place);
   else if (event.key === "Enter") send(state.marks);
