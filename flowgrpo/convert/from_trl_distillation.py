@@ -38,6 +38,10 @@ TEACHER = "TEACHER_FOLDER"
 """The path of a teacher that the file does not name."""
 TOP = 100
 """How many tokens the divergence tells apart. All tokens of a large vocabulary would take gigabytes."""
+BINNED = (
+    "the divergence is over the objective.top tokens that are likeliest for the teacher, and one bin for all others"
+)
+_CUT = "generation.max_prompt_tokens and generation.max_tokens are the bounds, and nothing is cut"
 _IDLE = {
     "teacher_model_init_kwargs": "the teacher is loaded as the model is",
     "eval_*": "evaluations sample answers, see evaluate",
@@ -51,7 +55,7 @@ _IDLE_OF_GKD = {
         ("dataset_text_field", "truncation_mode", "packing*", "padding_free", "assistant_only_loss", "loss_type",
          "completion_only_loss", "activation_offloading", "eval_packing"), _OF_SFT,
     ),
-    "max_length": "generation.max_prompt_tokens and generation.max_tokens are the bounds, and nothing is cut",
+    "max_length": _CUT,
 }  # fmt: skip
 
 
@@ -96,6 +100,9 @@ def _divergence(conversion: Conversion) -> None:
         conversion.carry(["distillation_objective", "iw_opd_gamma"], "objective", early, note)
         return
     conversion.used("distillation_objective")
+    for key in ("loss_top_k", "loss_add_tail", "reverse_kl_top_1_mode"):
+        if settings.has(key):
+            conversion.lose(key, BINNED)
     beta = settings.number("beta")
     if beta is None or not 0 <= beta <= 1:
         raise settings.wrong("beta", "a number from 0 (the forward KL) to 1 (the reverse KL)")
@@ -136,7 +143,8 @@ GOLD = TrlTrainer(
 IW_OPD = TrlTrainer(
     "an IWOPDConfig", OF_IW_OPD, ("text_opd", "text"), _method,
     {
-        **_IDLE, "iw_opd_epsilon": "sums below 1e-8 count as 1e-8", "use_teacher_server": "no server is asked",
+        **_IDLE, "max_length": _CUT, "iw_opd_epsilon": "sums below 1e-8 count as 1e-8",
+        "use_teacher_server": "no server is asked",
         "loss_*": "the loss of this file does not read it", "reverse_kl*": "the loss of this file does not read it",
     },
 )  # fmt: skip

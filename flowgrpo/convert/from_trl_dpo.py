@@ -9,7 +9,7 @@ from typing import Any
 from .conversion import Conversion, Missing, PlainRow
 from .foreign_settings import ForeignSettings
 from .from_trl import ENDINGS, PROMPTS, hub_set
-from .trl_answer_losses import DPO, AnswerTrainer
+from .trl_answer_losses import DPO, AnswerTrainer, trainer_is_told
 from .trl_keys import DEFAULTS, IDLE, MISSING
 from .trl_settings import length_settings, model_settings, optimizer_settings
 
@@ -74,6 +74,13 @@ def from_trl_dpo(path: Path, given: Mapping[str, Any], gpus: int | None, trainer
         conversion.follow(f"columns {', '.join(trainer.columns)}", key, value)
     conversion.carry_rows(ROWS)
     model_settings(conversion)
+    if not trainer_is_told(given):
+        conversion.want(
+            "nothing in the file says which trainer it is for, and it was read as a DPOConfig; if it is one, write "
+            "loss_type: sigmoid into it. For an ORPOConfig, write objective.loss: {name: orpo, weight: "
+            f"{settings.number('beta'):g}}}; for supervised fine-tuning, write loss_type: sft, and convert it again; no "
+            "reward model is trained here"
+        )
     trainer.loss(conversion)
     _sizes(conversion, gpus, len(trainer.columns))
     optimizer_settings(conversion)

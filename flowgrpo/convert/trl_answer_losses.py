@@ -34,6 +34,8 @@ SORTED = ("aot", "aot_unpaired")
 def _dpo(conversion: Conversion) -> None:
     settings = conversion.settings
     kinds, beta = settings.texts("loss_type") or ["sigmoid"], settings.number("beta")
+    if settings.number("label_smoothing") and not set(kinds) & set(SMOOTHED):
+        conversion.lose("label_smoothing", _smoothed_before(kinds))
     share, divergence = _shares(settings, kinds), settings.text("f_divergence_type")
     conversion.used("f_divergence_type")
     if divergence != "reverse_kl" and (divergence not in DIVERGENCES or kinds != ["sigmoid"]):
@@ -57,10 +59,12 @@ def _dpo(conversion: Conversion) -> None:
             found = {"name": "rpo", "beta": beta, "alpha": alpha}
         elif divergence in DIVERGENCES and kinds == ["sigmoid"]:
             keys.append("f_divergence_type")
-            found = {"name": "f_dpo", "beta": beta, "divergence": DIVERGENCES[str(divergence)]}
-            if divergence == "alpha_divergence":
+            power = settings.number("f_alpha_divergence_coef") if divergence == "alpha_divergence" else None
+            if power is not None:
                 keys.append("f_alpha_divergence_coef")
-                found["alpha"] = settings.number("f_alpha_divergence_coef")
+            if power != 1:  # with 1 it is the reverse KL, which dpo has
+                found = {"name": "f_dpo", "beta": beta, "divergence": DIVERGENCES[str(divergence)]}
+                found |= {} if power is None else {"alpha": power}
         conversion.carry(keys, "objective.loss", found, TUNED if alpha else "")
         return
     if set(kinds) <= {"sigmoid", "bco_pair", "sft"} and "bco_pair" in kinds and len(kinds) > 1:
@@ -70,14 +74,16 @@ def _dpo(conversion: Conversion) -> None:
         conversion.carry(keys, "objective.loss", {"name": "mpo", "beta": beta, **weights}, TUNED)
         return
     if len(kinds) == 1 and kinds[0] in PLAIN:
-        found = PLAIN[kinds[0]] | {"beta": beta}
+        found, note = PLAIN[kinds[0]] | {"beta": beta}, ""
         if kinds[0] in SMOOTHED:
             keys.append("label_smoothing")
             found["smoothing"] = settings.number("label_smoothing")
+            if kinds[0] == "exo_pair" and not found["smoothing"]:
+                found["smoothing"], note = 1e-3, "the loss has the logarithm of label_smoothing, so it is not 0"
         if kinds[0] == "discopop":
             keys.append("discopop_tau")
             found["tau"] = settings.number("discopop_tau")
-        conversion.carry(keys, "objective.loss", found)
+        conversion.carry(keys, "objective.loss", found, note)
         return
     other = next((kind for kind in kinds if kind not in ("sigmoid", "sft")), "sft")
     instead = "no other mixtures of losses are here than rpo and mpo: write one loss"
@@ -87,6 +93,16 @@ def _dpo(conversion: Conversion) -> None:
         instead = "write loss_type: sft alone in the file, and convert it again"
     conversion.lose("loss_type", f"there is no such loss here; {instead}")
     conversion.carry("beta", "objective.loss", {"name": "dpo", "beta": beta}, "in the place of their loss")
+
+
+def _smoothed_before(kinds: list[str]) -> str:
+    """What to do about a `label_smoothing` that version 1 of TRL does not read for some losses."""
+    if kinds == ["sigmoid"]:
+        return (
+            "earlier versions of TRL train conservative DPO with it; for that, write objective.loss.smoothing with this "
+            "number"
+        )
+    return "the loss of this file does not read it; leave it out"
 
 
 def _shares(settings: ForeignSettings, kinds: list[str]) -> dict[str, float]:
@@ -107,6 +123,8 @@ def _cpo(conversion: Conversion) -> None:
         found = {"name": "simpo", "beta": beta, "margin": settings.number("simpo_gamma"), "alpha": shape}
         conversion.carry(["loss_type", "beta", "simpo_gamma", "alpha"], "objective.loss", found)
         conversion.used("cpo_alpha")
+        if settings.number("label_smoothing"):
+            conversion.lose("label_smoothing", "loss simpo takes a preference as certain; cpo has smoothing")
         if kind == "simpo" and tuned:
             conversion.lose("cpo_alpha", "loss simpo has no term of fine-tuning; cpo and orpo have one")
         return
@@ -184,7 +202,8 @@ DPO = AnswerTrainer(
     (*PLAIN, *SORTED, "sft"),
     ("chosen", "rejected"),
     _dpo,
-    {"loss_type": ["sigmoid"], "f_divergence_type": "reverse_kl", "label_smoothing": 0.0, "discopop_tau": 0.05},
+    {"loss_type": ["sigmoid"], "f_divergence_type": "reverse_kl", "label_smoothing": 0.0, "discopop_tau": 0.05,
+     "f_alpha_divergence_coef": 0.5},
 )  # fmt: skip
 CPO = AnswerTrainer(
     "a CPOConfig", ("cpo_alpha", "simpo_gamma"), ("simpo", "alphapo"), ("chosen", "rejected"), _cpo,
@@ -201,6 +220,12 @@ KTO = AnswerTrainer(
     "a KTOConfig", ("desirable_weight", "undesirable_weight"), ("kto", "apo_zero_unpaired"), ("completion",), _kto,
     {"loss_type": "kto", "desirable_weight": 1.0, "undesirable_weight": 1.0},
 )  # fmt: skip
+
+
+def trainer_is_told(given: Mapping[str, Any]) -> bool:
+    """Whether a loss or a setting of one trainer alone says whose file it is."""
+    keys = {"loss_type", *(key for trainer in (KTO, TPO, CPO, DPO) for key in trainer.keys)} - {"truncation_mode"}
+    return any(key in given for key in keys)  # an SFTConfig has truncation_mode too
 
 
 def answer_trainer_of(given: Mapping[str, Any]) -> AnswerTrainer | None:

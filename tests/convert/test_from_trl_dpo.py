@@ -13,6 +13,7 @@ THEIRS = {
     "model_name_or_path": "Qwen/Qwen2.5-0.5B-Instruct", "dataset_name": "trl-lib/ultrafeedback_binarized",
     "learning_rate": "5e-6", "max_steps": 300, "warmup_ratio": 0.1, "lr_scheduler_type": "cosine",
     "per_device_train_batch_size": 2, "gradient_accumulation_steps": 8, "max_length": 512, "beta": 0.2,
+    "loss_type": "sigmoid",
     "use_peft": True, "lora_r": 8, "lora_alpha": 16, "lora_target_modules": "all-linear", "lora_dropout": 0.0,
 }  # fmt: skip
 
@@ -57,7 +58,9 @@ def test_values_worked_out_by_hand(tmp_path: Path) -> None:
         ({"loss_type": ["sigmoid", "sft"], "loss_weights": [2.0, 0.5]}, {"name": "rpo", "beta": 0.2, "alpha": 0.25}),
         ({"loss_type": ["sigmoid", "sft"]}, {"name": "rpo", "beta": 0.2, "alpha": 1.0}),
         ({"rpo_alpha": 0.7}, {"name": "rpo", "beta": 0.2, "alpha": 0.7}),
-        ({"loss_type": "sigmoid", "label_smoothing": 0.1}, {"name": "dpo", "beta": 0.2, "smoothing": 0.0}),
+        ({"loss_type": "exo_pair"}, {"name": "exo", "beta": 0.2, "smoothing": 1e-3}),
+        ({"f_divergence_type": "alpha_divergence"}, {"name": "f_dpo", "divergence": "alpha", "alpha": 0.5}),
+        ({"f_divergence_type": "alpha_divergence", "f_alpha_divergence_coef": 1.0}, {"name": "dpo", "beta": 0.2}),
         ({"beta": None}, {"name": "dpo", "beta": 0.1}),
         ({"loss_type": "sft"}, {"name": "likelihood"}),
         ({"loss_type": "hinge"}, {"name": "hinge", "beta": 0.2}),
@@ -88,7 +91,10 @@ def test_values_worked_out_by_hand(tmp_path: Path) -> None:
         ({"loss_type": "alphapo", "alpha": 0.25}, {"name": "simpo", "beta": 0.2, "margin": 0.5, "alpha": 0.25}),
         ({"tpo_alpha": 0.5, "beta": None}, {"name": "tpo", "beta": 0.01, "alpha": 0.5, "mean": False}),
         ({"loss_type": "tpo-l"}, {"name": "tpo", "beta": 0.2, "alpha": 1.0, "mean": True, "margin": 0.5}),
-        ({"undesirable_weight": 1.3}, {"name": "kto", "beta": 0.2, "desirable": 1.0, "undesirable": 1.3}),
+        (
+            {"undesirable_weight": 1.3, "loss_type": None},
+            {"name": "kto", "beta": 0.2, "desirable": 1.0, "undesirable": 1.3},
+        ),
     ],
 )
 def test_losses(changes: dict[str, Any], wanted: dict[str, Any], tmp_path: Path) -> None:
@@ -120,6 +126,16 @@ def test_losses(changes: dict[str, Any], wanted: dict[str, Any], tmp_path: Path)
             "there is no such loss here; no other mixtures of losses are here than rpo and",
         ),
         ({"loss_type": "aot"}, "there is no such loss here; it sorts the pairs of a batch, so it depends on the batch"),
+        (
+            {"label_smoothing": 0.1},
+            "earlier versions of TRL train conservative DPO with it; for that, write objective.loss.smoothing",
+        ),
+        ({"loss_type": "aot", "label_smoothing": 0.1}, "the loss of this file does not read it; leave it out"),
+        ({"loss_type": "simpo", "label_smoothing": 0.1}, "loss simpo takes a preference as certain; cpo has smoothing"),
+        (
+            {"loss_type": None, "truncation_mode": "keep_start"},
+            "nothing in the file says which trainer it is for, and it was read as a DPOConfig",
+        ),
         ({"loss_type": "simpo"}, "loss simpo has no term of fine-tuning; cpo and orpo have one"),
         ({"cpo_alpha": 1.0, "loss_type": "ipo"}, "without a reference, cpo, simpo and orpo are here"),
         ({"cpo_alpha": 1.0, "alpha": 0.2}, "only loss simpo has the reward of AlphaPO"),

@@ -136,8 +136,12 @@ def test_weights_of_early_tokens_are_carried_over(tmp_path: Path) -> None:
     assert (recipe.objective["early"], recipe.objective["direction"]) == (0.7, "reverse")
     assert (recipe.generation.max_tokens, recipe.generation.top_p) == (256, 0.95)
     assert not lost(lines)
+    more |= {"loss_top_k": 1, "max_length": 512}
+    recipe, lines, _ = converted(tmp_path, {**given, **more})
+    assert not lost(lines)
     recipe, lines, _ = converted(tmp_path, {**given, **more, "distillation_objective": "jsd", "beta": 0.3})
     assert (recipe.objective["early"], recipe.objective["direction"], recipe.objective["beta"]) == (0.0, "jsd", 0.3)
+    assert "loss_top_k 1: the divergence is over the objective.top tokens" in lost(lines)
 
 
 def test_a_teacher_on_a_server_is_no_reason_to_read_a_file_for_grpo(tmp_path: Path) -> None:
@@ -158,6 +162,14 @@ def test_a_teacher_that_the_file_does_not_name_is_asked_for(tmp_path: Path) -> N
     [
         ({"packing": True, "dataset_text_field": "text"}, "packing, dataset_text_field, so it is an SFTConfig"),
         ({"center_rewards_coefficient": 0.01}, "so it is a RewardConfig"),
+        ({"packing_strategy": "bfd", "max_length": 512}, "so it is an SFTConfig"),
+        ({"step_separator": "\n", "max_length": 512}, "so it is a PRMConfig"),
+        (
+            {"min_density_ratio": 0.5, "desirable_weight": 1.0},
+            "so it is a BCOConfig; convert takes a GRPOConfig, an RLOOConfig, a DPOConfig, a KTOConfig, a CPOConfig, a "
+            "TPOConfig, a DistillationConfig or a GKDConfig; docs/given_samples.md has what trains on given answers",
+        ),
+        ({"reward_model_path": "a/b", "loss_type": "sigmoid"}, "objective.loss: dpo, which compares sampled answers"),
     ],
 )
 def test_other_trainers_are_not_taken_for_grpo(tmp_path: Path, changes: dict[str, Any], what: str) -> None:
