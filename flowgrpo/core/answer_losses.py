@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from ..parts.needs import Need, needs
 from ..parts.ranges import NotNegative, Positive, Share
 from .advantages import group_index, sum_by_group
 from .preference_losses import (
@@ -28,9 +29,11 @@ from .preference_losses import (
     gap,
     hinge,
     ipo,
+    log_ratios,
     mpo,
     nca,
     orpo,
+    per_token,
     robust,
     sppo,
     tpo,
@@ -64,7 +67,7 @@ def dpo(logp: Tensor, ref_logp: Tensor, pairs: Tensor, *, beta: Positive = 0.1, 
     Raises:
         ValueError: If shapes do not match or `smoothing` is out of range.
     """
-    return bradley_terry(beta * gap(logp - ref_logp.detach(), pairs), checked_doubt(smoothing))
+    return bradley_terry(beta * gap(log_ratios(logp, ref_logp), pairs), checked_doubt(smoothing))
 
 
 def rpo(
@@ -97,7 +100,7 @@ def rpo(
         ValueError: If shapes do not match or `smoothing` is out of range.
     """
     compared = dpo(logp, ref_logp, pairs, beta=beta, smoothing=smoothing)
-    return compared - alpha * (logp / lengths.to(logp))[pairs[:, 0]]
+    return compared - alpha * per_token(logp, lengths)[pairs[:, 0]]
 
 
 def simpo(
@@ -128,7 +131,7 @@ def simpo(
     Raises:
         ValueError: If shapes do not match.
     """
-    reward = logp / lengths.to(logp)
+    reward = per_token(logp, lengths)
     if alpha != 0:
         reward = -(-alpha * reward).expm1() / alpha
     return bradley_terry(beta * gap(reward, pairs) - margin)
@@ -145,7 +148,7 @@ def likelihood(logp: Tensor, lengths: Tensor) -> Tensor:
     Returns:
         [B].
     """
-    return -logp / lengths.to(logp)
+    return -per_token(logp, lengths)
 
 
 def preferred_pairs(likely: Tensor, pairs: Tensor) -> Tensor:
@@ -399,6 +402,11 @@ def kto(
     return torch.where(advantages > 0, desirable * (-lead).sigmoid(), undesirable * lead.sigmoid())
 
 
+@needs(
+    Need(
+        "advantage.scale", ("none", None), "predicts rewards, and a scale changes them", mend="use advantage.scale none"
+    )
+)
 @per_answer
 def optimal(logp: Tensor, ref_logp: Tensor, advantages: Tensor, *, beta: Positive = 1e-3) -> Tensor:
     """`(beta log(pi / pi_ref) - A)^2`: regression on the optimal advantage (A*-PO, arXiv 2505.20686).

@@ -1,7 +1,14 @@
 """Losses of preferences: what a pair of a better and a worse answer says about their log-probs.
 
-Log-probs are sums over a row, [B], and `pairs` is [P, 2] rows of (winner, loser). A function returns one loss per pair.
-s_w and s_l are the log-ratios of winner and loser to the reference, log(pi / pi_ref).
+The losses of pairs take these arguments, and each returns one loss per pair, [P]:
+
+- logp: [B] log-probs under the policy, summed over the tokens of an answer, with gradient.
+- ref_logp: [B] the same under the reference; it gets no gradient.
+- lengths: [B] numbers of tokens, at least 1.
+- pairs: [P, 2] rows of (winner, loser), as `pairs_of` gives them.
+
+s_w and s_l are the log-ratios of winner and loser to the reference, log(pi / pi_ref). Every loss raises a ValueError if
+shapes do not match, or if a probability is out of range.
 """
 
 from __future__ import annotations
@@ -13,8 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from ..parts.needs import at_least, needs
-from ..parts.ranges import NotNegative, Positive, Share
+from ..parts.needs import at_least, idle, needs
+from ..parts.ranges import Fraction, NotNegative, Positive, Share
 from .advantages import as_precise, group_index
 from .forward_process import arg_extreme
 
@@ -87,9 +94,35 @@ def checked_doubt(smoothing: float) -> float:
     return smoothing
 
 
+def log_ratios(logp: Tensor, ref_logp: Tensor) -> Tensor:
+    """[B] log(pi / pi_ref) of rows, without a gradient for the reference.
+
+    Raises:
+        ValueError: If shapes do not match.
+    """
+    if logp.shape != ref_logp.shape:
+        raise ValueError(
+            f"`logp` has shape {tuple(logp.shape)} and `ref_logp` {tuple(ref_logp.shape)}; give both as (B,)"
+        )
+    return logp - ref_logp.detach()
+
+
+def per_token(values: Tensor, lengths: Tensor) -> Tensor:
+    """[B] sums over the tokens of rows as means.
+
+    Raises:
+        ValueError: If shapes do not match.
+    """
+    if values.shape != lengths.shape:
+        raise ValueError(
+            f"log-probs have shape {tuple(values.shape)} and `lengths` {tuple(lengths.shape)}; give both as (B,)"
+        )
+    return values / lengths.to(values)
+
+
 def _both(logp: Tensor, ref_logp: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:
     """[P] s_w and [P] s_l."""
-    scores = logp - ref_logp.detach()
+    scores = log_ratios(logp, ref_logp)
     gap(scores, pairs)
     return scores[pairs[:, 0]], scores[pairs[:, 1]]
 
@@ -99,19 +132,10 @@ def hinge(logp: Tensor, ref_logp: Tensor, pairs: Tensor, *, beta: Positive = 0.1
 
     A pair that the policy tells apart by 1 / beta has no gradient.
 
-    Args:
-        logp: [B] summed log-probs, with gradient.
-        ref_logp: [B] summed log-probs of the reference.
-        pairs: [P, 2] rows of winner and loser.
+    Options:
         beta: strength of the KL to the reference.
-
-    Returns:
-        [P].
-
-    Raises:
-        ValueError: If shapes do not match.
     """
-    return (1 - beta * gap(logp - ref_logp.detach(), pairs)).relu()
+    return (1 - beta * gap(log_ratios(logp, ref_logp), pairs)).relu()
 
 
 def ipo(
@@ -121,22 +145,12 @@ def ipo(
 
     The loss of a pair is 0 where the lead is 1 / (2 beta), so a certain preference does not push without end.
 
-    Args:
-        logp: [B] summed log-probs, with gradient.
-        ref_logp: [B] summed log-probs of the reference.
-        lengths: [B] numbers of columns, at least 1.
-        pairs: [P, 2] rows of winner and loser.
+    Options:
         beta: the smaller it is, the further winner and loser part.
         mean: whether s is a mean over the tokens of an answer, as in the authors' experiments, and not a sum.
-
-    Returns:
-        [P].
-
-    Raises:
-        ValueError: If shapes do not match.
     """
-    scores = logp - ref_logp.detach()
-    return (gap(scores / lengths.to(scores) if mean else scores, pairs) - 1 / (2 * beta)).square()
+    scores = log_ratios(logp, ref_logp)
+    return (gap(per_token(scores, lengths) if mean else scores, pairs) - 1 / (2 * beta)).square()
 
 
 def robust(logp: Tensor, ref_logp: Tensor, pairs: Tensor, *, beta: Positive = 0.1, smoothing: Share = 0.1) -> Tensor:
@@ -145,20 +159,14 @@ def robust(logp: Tensor, ref_logp: Tensor, pairs: Tensor, *, beta: Positive = 0.
     `(-(1 - e) log sigmoid(m) + e log sigmoid(-m)) / (1 - 2 e)` with m = beta (s_w - s_l) and the probability e. `dpo`
     with `smoothing` is conservative instead: its optimum has a bounded lead.
 
-    Args:
-        logp: [B] summed log-probs, with gradient.
-        ref_logp: [B] summed log-probs of the reference.
-        pairs: [P, 2] rows of winner and loser.
+    Options:
         beta: strength of the KL to the reference.
         smoothing: e, in [0, 1/2).
 
     Returns:
         [P]; a loss may be negative.
-
-    Raises:
-        ValueError: If shapes do not match or `smoothing` is out of range.
     """
-    wrong, margin = checked_doubt(smoothing), beta * gap(logp - ref_logp.detach(), pairs)
+    wrong, margin = checked_doubt(smoothing), beta * gap(log_ratios(logp, ref_logp), pairs)
     return (wrong * logsigmoid(-margin) - (1 - wrong) * logsigmoid(margin)) / (1 - 2 * wrong)
 
 
@@ -168,22 +176,16 @@ def exo(logp: Tensor, ref_logp: Tensor, pairs: Tensor, *, beta: Positive = 0.1, 
     With p = sigmoid(beta (s_w - s_l)), the loss is p log(p / (1 - e)) + (1 - p) log((1 - p) / e). DPO has the KL in the
     other direction.
 
-    Args:
-        logp: [B] summed log-probs, with gradient.
-        ref_logp: [B] summed log-probs of the reference.
-        pairs: [P, 2] rows of winner and loser.
+    Options:
         beta: strength of the KL to the reference.
         smoothing: e, the probability that a preference is wrong, in (0, 1/2).
 
     Returns:
         [P], not negative.
-
-    Raises:
-        ValueError: If shapes do not match or `smoothing` is out of range.
     """
     if not 0 < smoothing < 0.5:
         raise ValueError(f"`smoothing` is {smoothing}; use a probability in (0, 0.5), since the loss has its logarithm")
-    margin = beta * gap(logp - ref_logp.detach(), pairs)
+    margin = beta * gap(log_ratios(logp, ref_logp), pairs)
     right, wrong = logsigmoid(margin), logsigmoid(-margin)
     labels = margin.new_tensor([1 - smoothing, smoothing]).log()
     return right.exp() * (right - labels[0]) + wrong.exp() * (wrong - labels[1])
@@ -195,17 +197,8 @@ def nca(logp: Tensor, ref_logp: Tensor, pairs: Tensor, *, beta: Positive = 0.1) 
     `-log sigmoid(beta s_w) - (log sigmoid(-beta s_w) + log sigmoid(-beta s_l)) / 2`: each answer by itself, so the
     winner does not become less likely.
 
-    Args:
-        logp: [B] summed log-probs, with gradient.
-        ref_logp: [B] summed log-probs of the reference.
-        pairs: [P, 2] rows of winner and loser.
+    Options:
         beta: strength of the KL to the reference.
-
-    Returns:
-        [P].
-
-    Raises:
-        ValueError: If shapes do not match.
     """
     better, worse = (beta * one for one in _both(logp, ref_logp, pairs))
     return -logsigmoid(better) - (logsigmoid(-better) + logsigmoid(-worse)) / 2
@@ -216,17 +209,8 @@ def bco(logp: Tensor, ref_logp: Tensor, pairs: Tensor, *, beta: Positive = 0.1) 
 
     The paper's shift by the mean reward is not here.
 
-    Args:
-        logp: [B] summed log-probs, with gradient.
-        ref_logp: [B] summed log-probs of the reference.
-        pairs: [P, 2] rows of winner and loser.
+    Options:
         beta: strength of the KL to the reference.
-
-    Returns:
-        [P].
-
-    Raises:
-        ValueError: If shapes do not match.
     """
     better, worse = _both(logp, ref_logp, pairs)
     return -logsigmoid(beta * better) - logsigmoid(-beta * worse)
@@ -235,17 +219,8 @@ def bco(logp: Tensor, ref_logp: Tensor, pairs: Tensor, *, beta: Positive = 0.1) 
 def sppo(logp: Tensor, ref_logp: Tensor, pairs: Tensor, *, beta: Positive = 0.1) -> Tensor:
     """`(s_w - 1 / (2 beta))^2 + (s_l + 1 / (2 beta))^2` (SPPO, arXiv 2405.00675, Eq. 4.7, a sure preference).
 
-    Args:
-        logp: [B] summed log-probs, with gradient.
-        ref_logp: [B] summed log-probs of the reference.
-        pairs: [P, 2] rows of winner and loser.
+    Options:
         beta: 1 / eta of the paper; the smaller it is, the further the answers part.
-
-    Returns:
-        [P].
-
-    Raises:
-        ValueError: If shapes do not match.
     """
     better, worse = _both(logp, ref_logp, pairs)
     return (better - 1 / (2 * beta)).square() + (worse + 1 / (2 * beta)).square()
@@ -260,18 +235,12 @@ def apo(
     and lowers the loser. "down" is for winners that are worse than the policy: `sigmoid(beta s_w) + 1 -
     sigmoid(beta (s_w - s_l))` lowers both, and the loser more.
 
-    Args:
-        logp: [B] summed log-probs, with gradient.
-        ref_logp: [B] summed log-probs of the reference.
-        pairs: [P, 2] rows of winner and loser.
+    Options:
         beta: strength of the KL to the reference.
         anchor: where the answers should go.
 
     Returns:
         [P], from 0 to 2.
-
-    Raises:
-        ValueError: If shapes do not match.
     """
     better, worse = (beta * one for one in _both(logp, ref_logp, pairs))
     if anchor == "zero":
@@ -279,30 +248,22 @@ def apo(
     return better.sigmoid() + (worse - better).sigmoid()
 
 
-def discopop(logp: Tensor, ref_logp: Tensor, pairs: Tensor, *, beta: Positive = 0.1, tau: Positive = 0.05) -> Tensor:
+def discopop(logp: Tensor, ref_logp: Tensor, pairs: Tensor, *, beta: Positive = 0.1, tau: Fraction = 0.05) -> Tensor:
     """A blend of the logistic and the exponential loss (DiscoPOP, arXiv 2406.08414, Eq. 5).
 
     `-(1 - w) log sigmoid(m) + w e^(-m)` with m = beta (s_w - s_l) and w = sigmoid(m / tau).
 
-    Args:
-        logp: [B] summed log-probs, with gradient.
-        ref_logp: [B] summed log-probs of the reference.
-        pairs: [P, 2] rows of winner and loser.
+    Options:
         beta: strength of the KL to the reference.
-        tau: temperature of the blend.
-
-    Returns:
-        [P].
-
-    Raises:
-        ValueError: If shapes do not match.
+        tau: temperature of the blend. Above 1, the loss of a wrong pair would grow without bound.
     """
-    margin = beta * gap(logp - ref_logp.detach(), pairs)
+    margin = beta * gap(log_ratios(logp, ref_logp), pairs)
     share = (margin / tau).sigmoid()
     # e^(-m) has the weight w, which is 0 in all digits where the power would overflow.
     return -(1 - share) * logsigmoid(margin) + (logsigmoid(margin / tau) - margin).exp()
 
 
+@needs(idle("alpha", where=lambda choice: choice["divergence"] != "alpha", why="only divergence alpha reads it"))
 def f_dpo(
     logp: Tensor,
     ref_logp: Tensor,
@@ -317,28 +278,22 @@ def f_dpo(
     `-log sigmoid(beta (f'(e^s_w) - f'(e^s_l)))`, where f' is -e^(-s) for the forward KL, log sigmoid(s) for the
     divergence of Jensen and Shannon, and e^((a - 1) s) / (a - 1) for the alpha-divergence; constants drop out.
 
-    Args:
-        logp: [B] summed log-probs, with gradient.
-        ref_logp: [B] summed log-probs of the reference.
-        pairs: [P, 2] rows of winner and loser.
+    Options:
         beta: strength of the divergence.
         divergence: from the reference.
         alpha: a of the alpha-divergence; 1 would be the reverse KL, which `dpo` has.
-
-    Returns:
-        [P].
 
     Raises:
         ValueError: If shapes do not match, or `alpha` is 1.
     """
     if divergence == "alpha" and alpha == 1:
         raise ValueError("`alpha` is 1, where the alpha-divergence is the reverse KL; use loss dpo")
-    scores = logp - ref_logp.detach()
+    scores = log_ratios(logp, ref_logp)
     if divergence == "jsd":
         return bradley_terry(beta * gap(logsigmoid(scores), pairs))
     power = -1.0 if divergence == "forward" else alpha - 1
-    # A power beyond float32 has no gradient that could be used.
-    return bradley_terry(beta * gap((power * scores).clamp(max=80.0).exp() / power, pairs))
+    # A power beyond float32 has no gradient that could be used. Less 1, it keeps its digits where alpha is nearly 1.
+    return bradley_terry(beta * gap((power * scores).clamp(max=80.0).expm1() / power, pairs))
 
 
 def dpo_norm(
@@ -354,22 +309,12 @@ def dpo_norm(
 
     Long answers weigh no more than short ones. So `beta` is larger than for `dpo`.
 
-    Args:
-        logp: [B] summed log-probs, with gradient.
-        ref_logp: [B] summed log-probs of the reference.
-        lengths: [B] numbers of columns, at least 1.
-        pairs: [P, 2] rows of winner and loser.
+    Options:
         beta: strength of the KL to the reference.
         smoothing: probability that a preference is wrong, in [0, 1/2).
-
-    Returns:
-        [P].
-
-    Raises:
-        ValueError: If shapes do not match or `smoothing` is out of range.
     """
-    scores = logp - ref_logp.detach()
-    return bradley_terry(beta * gap(scores / lengths.to(scores), pairs), checked_doubt(smoothing))
+    scores = per_token(log_ratios(logp, ref_logp), lengths)
+    return bradley_terry(beta * gap(scores, pairs), checked_doubt(smoothing))
 
 
 def mpo(
@@ -385,25 +330,15 @@ def mpo(
 ) -> Tensor:
     """The weighted sum of `dpo`, `bco` and fine-tuning on the winner (MPO, arXiv 2411.10442).
 
-    Args:
-        logp: [B] summed log-probs, with gradient.
-        ref_logp: [B] summed log-probs of the reference.
-        lengths: [B] numbers of columns, at least 1.
-        pairs: [P, 2] rows of winner and loser.
+    Options:
         beta: strength of the KL to the reference.
         preference: weight of the loss of `dpo`.
         quality: weight of the loss of `bco`.
         alpha: weight of the negative mean log-prob of the winner's tokens.
-
-    Returns:
-        [P].
-
-    Raises:
-        ValueError: If shapes do not match.
     """
-    compared = preference * bradley_terry(beta * gap(logp - ref_logp.detach(), pairs))
+    compared = preference * bradley_terry(beta * gap(log_ratios(logp, ref_logp), pairs))
     judged = quality * bco(logp, ref_logp, pairs, beta=beta)
-    return compared + judged - alpha * (logp / lengths.to(logp))[pairs[:, 0]]
+    return compared + judged - alpha * per_token(logp, lengths)[pairs[:, 0]]
 
 
 def orpo(logp: Tensor, lengths: Tensor, pairs: Tensor, *, weight: NotNegative = 0.1) -> Tensor:
@@ -412,19 +347,10 @@ def orpo(logp: Tensor, lengths: Tensor, pairs: Tensor, *, weight: NotNegative = 
     `-m_w - weight log sigmoid(log odds_w - log odds_l)` with the mean log-prob m of a token and odds = e^m / (1 - e^m).
     There is no reference.
 
-    Args:
-        logp: [B] summed log-probs, with gradient.
-        lengths: [B] numbers of columns, at least 1.
-        pairs: [P, 2] rows of winner and loser.
+    Options:
         weight: lambda, the weight of the odds ratio.
-
-    Returns:
-        [P].
-
-    Raises:
-        ValueError: If shapes do not match.
     """
-    mean = logp / lengths.to(logp)
+    mean = per_token(logp, lengths)
     odds = mean - (-mean.clamp(max=-CERTAIN).expm1()).log()
     return -weight * logsigmoid(gap(odds, pairs)) - mean[pairs[:, 0]]
 
@@ -442,22 +368,13 @@ def cpo(
 
     `-log sigmoid(beta (logp_w - logp_l)) - alpha logp_w / |w|`.
 
-    Args:
-        logp: [B] summed log-probs, with gradient.
-        lengths: [B] numbers of columns, at least 1.
-        pairs: [P, 2] rows of winner and loser.
+    Options:
         beta: scale of the difference of log-probs.
         alpha: weight of the negative mean log-prob of the winner's tokens.
         smoothing: probability that a preference is wrong, in [0, 1/2).
-
-    Returns:
-        [P].
-
-    Raises:
-        ValueError: If shapes do not match or `smoothing` is out of range.
     """
     compared = bradley_terry(beta * gap(logp, pairs), checked_doubt(smoothing))
-    return compared - alpha * (logp / lengths.to(logp))[pairs[:, 0]]
+    return compared - alpha * per_token(logp, lengths)[pairs[:, 0]]
 
 
 @needs(at_least("rollout.group", lambda recipe, choice: 3, "compares two answers beside the best one", "use 3 or more"))
@@ -500,6 +417,6 @@ def tpo(
     rest[best] = False
     rest = rest.nonzero().flatten()
     pairs = rest[pairs_of(advantages[rest], index[rest])]
-    per_token = logp / lengths.to(logp)
-    compared = bradley_terry(beta * gap(per_token if mean else logp, pairs) - margin)
-    return compared - alpha * per_token[best[index[pairs[:, 0]]]]
+    means = per_token(logp, lengths)
+    compared = bradley_terry(beta * gap(means if mean else logp, pairs) - margin)
+    return compared - alpha * means[best[index[pairs[:, 0]]]]

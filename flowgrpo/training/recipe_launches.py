@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..configs.schema import AnyRecipe, Recipe, TextRecipe
+from ..parts.asked import asked
 from .distributed.context_groups import context_of
 from .recipe_plans import check_edges
 
@@ -35,10 +36,22 @@ def check_ranks(recipe: AnyRecipe, ranks: int) -> None:
             "credit value, and turning or minimum with credit.scale batch, compare the steps of all prompts, and these "
             "steps are on several processes; use one process, or another credit"
         )
+    step = prompts // recipe.optimizer.updates
+    if ranks > 1 and step <= ranks // context and _measures_drift(recipe):
+        raise ValueError(
+            f"answer loss {recipe.objective['loss'].short} asks for drift, which a process measures on answers behind "
+            f"other prompts of its own, and an optimizer step has {step} prompts for {ranks} processes; raise "
+            "rollout.prompts, lower optimizer.updates, or use fewer processes"
+        )
     if not isinstance(recipe, TextRecipe):
         check_edges(recipe, ranks // context)
     if isinstance(recipe, Recipe) and recipe.critic is not None and ranks > 1:
         raise ValueError("a critic is trained in one process only; use one process, or a recipe without `critic`")
+
+
+def _measures_drift(recipe: AnyRecipe) -> bool:
+    loss = recipe.objective.get("loss") if isinstance(recipe, TextRecipe) else None
+    return loss is not None and "drift" in asked(loss.target)
 
 
 def check_shards(recipe: AnyRecipe) -> None:

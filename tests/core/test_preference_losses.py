@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from flowgrpo.configs.load import RecipeError, load_recipe
 from flowgrpo.core.answer_losses import ANSWER_LOSSES, dpo, kto, optimal, rpo, simpo
 from flowgrpo.core.preference_losses import (
     apo,
@@ -23,6 +24,7 @@ from flowgrpo.core.preference_losses import (
     sppo,
     tpo,
 )
+from flowgrpo.parts.asked import asked
 
 PAIR = torch.tensor([[0, 1]])
 
@@ -164,6 +166,30 @@ def test_a_divergence_far_from_the_reference_stays_finite():
     assert torch.autograd.grad(loss.sum(), logp)[0].isfinite().all()
 
 
+def test_a_divergence_near_the_reverse_kl_is_nearly_dpo():
+    """In float32 a power of nearly 0 would leave few digits of the log-ratios."""
+    logp, ref = LOGP.float(), REF.float()
+    near = f_dpo(logp, ref, PAIR, beta=1.0, divergence="alpha", alpha=1.000001)
+    torch.testing.assert_close(near, dpo(logp, ref, PAIR, beta=1.0), rtol=2e-5, atol=0)
+
+
+@pytest.mark.parametrize("name", sorted(ANSWER_LOSSES))
+@pytest.mark.parametrize("better", [-1e4, 0.0, 1e4])
+@pytest.mark.parametrize("worse", [-1e4, 0.0, 1e4])
+def test_losses_far_from_the_reference_are_finite(name, better, worse):
+    logp = torch.tensor([-20.0, -30.0, -25.0]).requires_grad_()
+    ratios = torch.tensor([better, worse, 0.0])
+    ref, lengths = logp.detach() - ratios, torch.tensor([1, 100, 7])
+    has = {
+        "logp": logp, "ref_logp": ref, "old_logp": ref, "lengths": lengths, "log_ratio": (logp - ref) / 100,
+        "advantages": torch.tensor([1.0, 0.0, -1.0]), "correct": torch.tensor([True, False, False]),
+        "groups": [0, 0, 0], "pairs": PAIR, "drift": torch.tensor(0.0),
+    }  # fmt: skip
+    loss = ANSWER_LOSSES[name](**{key: has[key] for key in asked(ANSWER_LOSSES[name])})
+    assert loss.isfinite().all()
+    assert torch.autograd.grad(loss.sum(), logp)[0].isfinite().all()
+
+
 def test_the_best_answer_is_learned_and_the_others_are_compared():
     """Of the second group, the answers but the best are equal, so it has no loss."""
     logp = double([-4.0, -6.0, -9.0, -1.0, -8.0, -2.0]).requires_grad_()
@@ -216,6 +242,8 @@ def test_the_regression_is_0_for_the_optimal_policy():
         (lambda: exo(LOGP, REF, PAIR, smoothing=0.5), r"`smoothing` is 0\.5; use a probability in \(0, 0\.5\)"),
         (lambda: f_dpo(LOGP, REF, PAIR, divergence="alpha", alpha=1.0), "use loss dpo"),
         (lambda: nca(LOGP, REF, torch.tensor([0, 1])), r"give one sum per row, \(B,\), and \(P, 2\) rows"),
+        (lambda: hinge(LOGP, REF[:1], PAIR), r"`logp` has shape \(2,\) and `ref_logp` \(1,\); give both as \(B,\)"),
+        (lambda: cpo(LOGP, LENGTHS[:1], PAIR), r"log-probs have shape \(2,\) and `lengths` \(1,\); give both"),
         (lambda: kto(LOGP, REF, double([1.0]), double(0.0)), r"`advantages` \(1,\); give all as \(B,\)"),
         (lambda: optimal(LOGP, REF[:1], REF), r"`ref_logp` \(1,\), `advantages` \(2,\); give all as \(B,\)"),
     ],
@@ -229,3 +257,16 @@ def test_fine_tuning_on_the_winner_is_that_of_rpo():
     torch.testing.assert_close(
         mpo(LOGP, REF, LENGTHS, PAIR, preference=1.0, quality=0.0, alpha=0.7), rpo(LOGP, REF, LENGTHS, PAIR, alpha=0.7)
     )
+
+
+@pytest.mark.parametrize(
+    ("loss", "why"),
+    [
+        ("{name: f_dpo, alpha: 0.3}", "alpha is 0.3, and only divergence alpha reads it, so it has no effect"),
+        ("{name: discopop, tau: 2}", "tau: Input should be less than or equal to 1"),
+        ("optimal", r"predicts rewards, and a scale changes them, and advantage.scale is group; use adv"),
+    ],
+)
+def test_options_that_would_mislead_are_refused(loss, why):
+    with pytest.raises(RecipeError, match=why):
+        load_recipe("text_dpo", [f"objective.loss={loss}"])

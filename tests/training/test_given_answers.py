@@ -18,6 +18,7 @@ from flowgrpo.training.checking import check
 from flowgrpo.training.data import PromptRow, read_prompts
 from flowgrpo.training.folder.run_folder import RunFolder
 from flowgrpo.training.prompts.prompt_rows import row_of
+from flowgrpo.training.recipe_launches import check_ranks
 from flowgrpo.training.session import Session
 from flowgrpo.training.text.forms.from_data import answer_of
 from flowgrpo.training.trainer import Trainer
@@ -348,12 +349,25 @@ def test_answers_without_pairs_are_good_or_bad(random_language_folder: Path, tmp
             ["rollout.prompts=1"],
             r"asks for drift, .* behind other prompts, and rollout\.prompts is 1; raise",
         ),
+        (
+            "text_dpo",
+            ["rollout.prompts=5", "optimizer.updates=3"],
+            r"optimizer\.updates 3 leaves steps with a single one of rollout\.prompts 5; lower",
+        ),
         ("vrpo", [], "asks for drift, which is measured for causal models alone; use another loss, such as apo"),
     ],
 )
 def test_the_drift_needs_other_prompts_and_a_causal_model(recipe: str, more: list[str], why: str) -> None:
     with pytest.raises(RecipeError, match=why):
         load_recipe(recipe, ["objective.loss=kto", *more])
+
+
+def test_processes_with_a_prompt_each_measure_no_drift() -> None:
+    recipe = load_recipe("text_dpo", ["objective.loss=kto", "rollout.prompts=12", "optimizer.updates=3"])
+    check_ranks(recipe, 3)
+    with pytest.raises(ValueError, match="an optimizer step has 4 prompts for 4 processes; raise"):
+        check_ranks(recipe, 4)
+    check_ranks(load_recipe("text_dpo", ["rollout.prompts=12", "optimizer.updates=3"]), 4)
 
 
 @pytest.mark.slow

@@ -43,6 +43,12 @@ def of_answers(recipe: Any, choice: Choice) -> list[str]:
             faults.append(f"{asks} for causal models alone; use another loss, such as apo")
         elif recipe.rollout.prompts < 2:
             faults.append(f"{asks} on answers behind other prompts, and rollout.prompts is 1; raise rollout.prompts")
+        elif recipe.rollout.prompts < 2 * recipe.optimizer.updates:
+            faults.append(
+                f"{asks} on answers behind other prompts of an optimizer step, and optimizer.updates "
+                f"{recipe.optimizer.updates} leaves steps with a single one of rollout.prompts "
+                f"{recipe.rollout.prompts}; lower optimizer.updates, or raise rollout.prompts"
+            )
     return faults + not_given(choice["loss"], ANSWERED)
 
 
