@@ -78,8 +78,8 @@ def from_trl_dpo(path: Path, given: Mapping[str, Any], gpus: int | None, trainer
         conversion.want(
             "nothing in the file says which trainer it is for, and it was read as a DPOConfig; if it is one, write "
             "loss_type: sigmoid into it. For an ORPOConfig, write objective.loss: {name: orpo, weight: "
-            f"{settings.number('beta'):g}}}; for supervised fine-tuning, write loss_type: sft, and convert it again; no "
-            "reward model is trained here"
+            f"{settings.number('beta'):g}}}; for supervised fine-tuning, write loss_type: sft, and convert it again; "
+            "no reward model is trained here"
         )
     trainer.loss(conversion)
     _sizes(conversion, gpus, len(trainer.columns))

@@ -99,8 +99,8 @@ def _smoothed_before(kinds: list[str]) -> str:
     """What to do about a `label_smoothing` that version 1 of TRL does not read for some losses."""
     if kinds == ["sigmoid"]:
         return (
-            "earlier versions of TRL train conservative DPO with it; for that, write objective.loss.smoothing with this "
-            "number"
+            "earlier versions of TRL train conservative DPO with it; for that, write objective.loss.smoothing with "
+            "this number"
         )
     return "the loss of this file does not read it; leave it out"
 
