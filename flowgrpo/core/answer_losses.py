@@ -34,6 +34,7 @@ from .preference_losses import (
     nca,
     orpo,
     per_token,
+    require_rows,
     robust,
     sppo,
     tpo,
@@ -219,10 +220,7 @@ def real(
     """
     if not tau > 0:
         raise ValueError(f"`tau` is {tau}; use a positive temperature")
-    if log_ratio.dim() != 1 or correct.shape != log_ratio.shape:
-        raise ValueError(
-            f"`log_ratio` has shape {tuple(log_ratio.shape)}, `correct` {tuple(correct.shape)}; give both as (B,)"
-        )
+    require_rows(log_ratio=log_ratio, correct=correct)
     right = correct.bool()
     index, count = group_index(groups, len(log_ratio), log_ratio.device)
     logits = torch.where(right, -log_ratio, log_ratio) / tau
@@ -261,6 +259,7 @@ def inpo(
     """
     if not (eta > 0 and 0 <= share <= 1):
         raise ValueError(f"eta={eta}, share={share}; use eta > 0 and a share from 0 to 1")
+    require_rows(logp=logp, ref_logp=ref_logp, old_logp=old_logp)
     mixture = share * ref_logp.detach() + (1 - share) * old_logp.detach()
     return (gap(logp - mixture, pairs) - 1 / (2 * eta)).square()
 
@@ -291,11 +290,7 @@ def contrastive(
     """
     if not beta > 0:
         raise ValueError(f"`beta` is {beta}; use a positive strength of the KL")
-    if logp.dim() != 1 or advantages.shape != logp.shape or ref_logp.shape != logp.shape:
-        raise ValueError(
-            f"`logp` has shape {tuple(logp.shape)}, `ref_logp` {tuple(ref_logp.shape)}, `advantages` "
-            f"{tuple(advantages.shape)}; give all as (B,)"
-        )
+    require_rows(logp=logp, ref_logp=ref_logp, advantages=advantages)
     index, _ = group_index(groups, len(logp), logp.device)
     value = advantages.detach().to(logp) - beta * (logp - ref_logp.detach())
     others = (index[:, None] == index[None, :]).fill_diagonal_(False)
@@ -343,14 +338,10 @@ def disco(
     """
     if not (tau > 0 and beta >= 0 and delta >= 0):
         raise ValueError(f"tau={tau}, beta={beta}, delta={delta}; use tau > 0, and beta, delta >= 0")
-    if logp.dim() != 1 or correct.shape != logp.shape or log_ratio.shape != logp.shape:
-        raise ValueError(
-            f"`logp` has shape {tuple(logp.shape)}, `log_ratio` {tuple(log_ratio.shape)}, `correct` "
-            f"{tuple(correct.shape)}; give all as (B,)"
-        )
+    require_rows(logp=logp, log_ratio=log_ratio, correct=correct)
     index, count = group_index(groups, len(logp), logp.device)
     right = correct.bool()
-    scores = logp / lengths.to(logp) if score == "likelihood" else log_ratio.exp()
+    scores = per_token(logp, lengths) if score == "likelihood" else log_ratio.exp()
     against = (index[:, None] == index[None, :]) & ~right[None, :]
     judged = right & against.any(1)
     hard = torch.where(against[judged], scores[None, :] / tau, -torch.inf).logsumexp(1)
@@ -393,11 +384,7 @@ def kto(
     Raises:
         ValueError: If shapes do not match.
     """
-    if logp.dim() != 1 or ref_logp.shape != logp.shape or advantages.shape != logp.shape:
-        raise ValueError(
-            f"`logp` has shape {tuple(logp.shape)}, `ref_logp` {tuple(ref_logp.shape)}, `advantages` "
-            f"{tuple(advantages.shape)}; give all as (B,)"
-        )
+    require_rows(logp=logp, ref_logp=ref_logp, advantages=advantages)
     lead = beta * (logp - ref_logp.detach() - drift.detach())
     return torch.where(advantages > 0, desirable * (-lead).sigmoid(), undesirable * lead.sigmoid())
 
@@ -426,11 +413,7 @@ def optimal(logp: Tensor, ref_logp: Tensor, advantages: Tensor, *, beta: Positiv
     Raises:
         ValueError: If shapes do not match.
     """
-    if logp.dim() != 1 or ref_logp.shape != logp.shape or advantages.shape != logp.shape:
-        raise ValueError(
-            f"`logp` has shape {tuple(logp.shape)}, `ref_logp` {tuple(ref_logp.shape)}, `advantages` "
-            f"{tuple(advantages.shape)}; give all as (B,)"
-        )
+    require_rows(logp=logp, ref_logp=ref_logp, advantages=advantages)
     return (beta * (logp - ref_logp.detach()) - advantages.detach()).square()
 
 

@@ -94,30 +94,28 @@ def checked_doubt(smoothing: float) -> float:
     return smoothing
 
 
-def log_ratios(logp: Tensor, ref_logp: Tensor) -> Tensor:
-    """[B] log(pi / pi_ref) of rows, without a gradient for the reference.
+def require_rows(**rows: Tensor) -> None:
+    """Refuse values of rows that are not all [B].
 
     Raises:
-        ValueError: If shapes do not match.
+        ValueError: their shapes differ, or are not of one dimension.
     """
-    if logp.shape != ref_logp.shape:
-        raise ValueError(
-            f"`logp` has shape {tuple(logp.shape)} and `ref_logp` {tuple(ref_logp.shape)}; give both as (B,)"
-        )
+    shapes = [tuple(values.shape) for values in rows.values()]
+    if len(shapes[0]) != 1 or len(set(shapes)) > 1:
+        told = ", ".join(f"`{name}` {shape}" for name, shape in zip(rows, shapes))
+        raise ValueError(f"shapes are {told}; give all as (B,)")
+
+
+def log_ratios(logp: Tensor, ref_logp: Tensor) -> Tensor:
+    """[B] log(pi / pi_ref) of rows, without a gradient for the reference."""
+    require_rows(logp=logp, ref_logp=ref_logp)
     return logp - ref_logp.detach()
 
 
-def per_token(values: Tensor, lengths: Tensor) -> Tensor:
-    """[B] sums over the tokens of rows as means.
-
-    Raises:
-        ValueError: If shapes do not match.
-    """
-    if values.shape != lengths.shape:
-        raise ValueError(
-            f"log-probs have shape {tuple(values.shape)} and `lengths` {tuple(lengths.shape)}; give both as (B,)"
-        )
-    return values / lengths.to(values)
+def per_token(logp: Tensor, lengths: Tensor) -> Tensor:
+    """[B] sums over the tokens of rows as means."""
+    require_rows(logp=logp, lengths=lengths)
+    return logp / lengths.to(logp)
 
 
 def _both(logp: Tensor, ref_logp: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:

@@ -267,7 +267,7 @@ def test_gradients_are_those_of_finite_differences(loss):
         (lambda: pairs_of(torch.zeros(2), [0, 0], how="some"), "`how` is 'some'"),
         (lambda: pairs_of(torch.zeros(2), [0, 0], margin=-1.0), "`margin` is -1.0"),
         (lambda: pairs_of(torch.zeros(2, 1), [0, 0]), r"shape \(2, 1\)"),
-        (lambda: dpo(torch.zeros(2, 3), torch.zeros(2, 3), PAIRS), r"log-probs have shape \(2, 3\)"),
+        (lambda: dpo(torch.zeros(2, 3), torch.zeros(2, 3), PAIRS), r"`logp` \(2, 3\)"),
         (lambda: simpo(torch.zeros(2), torch.ones(2), PAIRS[0]), r"`pairs` \(2,\)"),
         (lambda: dpo(torch.zeros(3), torch.zeros(3), PAIRS, smoothing=0.5), "`smoothing` is 0.5"),
         (lambda: group_regression(torch.zeros(1), torch.zeros(1), torch.zeros(1), [0], beta=0.0), "`beta` is 0.0"),
