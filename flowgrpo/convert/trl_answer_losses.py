@@ -50,8 +50,15 @@ def _dpo(conversion: Conversion) -> None:
         for key in ("baseline", "scale"):
             conversion.follow("chosen answers alone", f"advantage.{key}", "none")
         return
-    alpha = settings.number("rpo_alpha") if kinds == ["sigmoid"] else None
-    keys = ["loss_type", "beta", *(key for key in ("loss_weights", "rpo_alpha") if settings.has(key))]
+    alpha = settings.number("rpo_alpha") or 0.0
+    keys = ["loss_type", "beta", *(["loss_weights"] if settings.has("loss_weights") else [])]
+    if alpha and kinds == ["sigmoid"]:
+        keys.append("rpo_alpha")
+        if divergence in DIVERGENCES:
+            conversion.lose("f_divergence_type", "loss rpo has the reverse KL alone; leave rpo_alpha out for f_dpo")
+    elif alpha:
+        conversion.lose("rpo_alpha", "beside loss_type sigmoid alone, loss rpo has the term of fine-tuning")
+        alpha = 0.0
     if set(kinds) <= {"sigmoid", "sft"} and share.get("sigmoid", 0.0) > 0:
         alpha = share["sft"] / share["sigmoid"] if "sft" in share else alpha
         found: dict[str, Any] = {"name": "dpo", "beta": beta}
@@ -91,7 +98,11 @@ def _dpo(conversion: Conversion) -> None:
         instead = "it sorts the pairs of a batch, so it depends on the batch; dpo, ipo and apo are there"
     if other == "sft":
         instead = "write loss_type: sft alone in the file, and convert it again"
-    conversion.lose("loss_type", f"there is no such loss here; {instead}")
+    smoothed = settings.number("label_smoothing") and set(kinds) & set(SMOOTHED)
+    more = [
+        key for key, there in (("loss_weights", settings.has("loss_weights")), ("label_smoothing", smoothed)) if there
+    ]
+    conversion.lose(["loss_type", *more], f"there is no such loss here; {instead}")
     conversion.carry("beta", "objective.loss", {"name": "dpo", "beta": beta}, "in the place of their loss")
 
 

@@ -145,6 +145,13 @@ def test_losses(changes: dict[str, Any], wanted: dict[str, Any], tmp_path: Path)
         ({"desirable_weight": 1.0, "dataset_name": "labels"}, "with columns prompt, completion, and label"),
         ({"loss_type": "ipo", "f_divergence_type": "forward_kl"}, "loss f_dpo alone has another divergence"),
         ({"loss_type": ["sigmoid", "sft"], "loss_weights": [0, 1]}, "write loss_type: sft alone in the file"),
+        ({"loss_type": "hinge", "rpo_alpha": 1.0}, "rpo_alpha 1.0: beside loss_type sigmoid alone, loss rpo has"),
+        ({"loss_type": ["sigmoid", "sft"], "rpo_alpha": 1.0}, "rpo_alpha 1.0: beside loss_type sigmoid alone"),
+        ({"rpo_alpha": 1.0, "f_divergence_type": "forward_kl"}, "loss rpo has the reverse KL alone"),
+        (
+            {"loss_type": ["robust", "sft"], "loss_weights": [1, 0.5], "label_smoothing": 0.2},
+            "loss_type ['robust', 'sft'], loss_weights [1, 0.5], label_smoothing 0.2: there is no such loss here",
+        ),
         ({"ld_alpha": 0.5}, "no loss weighs the tokens beyond the shorter answer otherwise"),
         ({"use_weighting": True}, "pairs are not weighted by how likely they are"),
         ({"sync_ref_model": True}, "the reference is the base model here"),

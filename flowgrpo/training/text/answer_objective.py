@@ -34,8 +34,8 @@ class AnswerObjective(TextObjective):
     """A loss of the completions of each prompt, divided by the number of prompts or of completions.
 
     `answer_loss` says which answers win, lose, and are right. With loss `dpo` on answers of the policy, this is online
-    DPO (2402.04792). The reference is the base model. The training engine
-    gives the log-probs of the policy that sampled.
+    DPO (2402.04792). The reference is the base model. The training engine gives the log-probs of the policy that
+    sampled.
 
     Args:
         recipe: what to do.
