@@ -14,6 +14,7 @@ import torch
 
 from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import RecipeError, load_recipe
+from flowgrpo.core.answer_losses import kto
 from flowgrpo.training.checking import check
 from flowgrpo.training.data import PromptRow, read_prompts
 from flowgrpo.training.folder.run_folder import RunFolder
@@ -21,6 +22,7 @@ from flowgrpo.training.prompts.prompt_rows import row_of
 from flowgrpo.training.recipe_launches import check_ranks
 from flowgrpo.training.session import Session
 from flowgrpo.training.text.forms.from_data import answer_of
+from flowgrpo.training.text.whole_answers import WholeAnswers, answer_loss
 from flowgrpo.training.trainer import Trainer
 
 
@@ -368,6 +370,20 @@ def test_processes_with_a_prompt_each_measure_no_drift() -> None:
     with pytest.raises(ValueError, match="an optimizer step has 4 prompts for 4 processes; raise"):
         check_ranks(recipe, 4)
     check_ranks(load_recipe("text_dpo", ["rollout.prompts=12", "optimizer.updates=3"]), 4)
+
+
+@pytest.mark.parametrize(("compared", "counted"), [(True, [0, 1, 4, 5]), (False, [0, 1, 2, 3, 4, 5])])
+def test_answers_that_are_all_at_the_baseline_are_not_bad(compared: bool, counted: list[int]) -> None:
+    """A prompt whose answers are all right has advantages of 0 after a baseline, and labels of 0 are bad answers."""
+    logp = torch.full((6,), -3.0, requires_grad=True)
+    advantages, groups = torch.tensor([1.0, -1.0, 0.0, 0.0, 0.5, 0.5]), torch.tensor([4, 4, 2, 2, 9, 9])
+    answers = WholeAnswers(
+        logp, logp.detach(), torch.ones(6), torch.ones(6, dtype=torch.bool), advantages, groups,
+        lambda: torch.full((6,), -2.0), True, torch.tensor(0.0), compared,
+    )  # fmt: skip
+    loss, _ = answer_loss(kto, answers)
+    (slope,) = torch.autograd.grad(loss, logp)
+    assert slope.nonzero().flatten().tolist() == counted
 
 
 @pytest.mark.slow

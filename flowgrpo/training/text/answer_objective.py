@@ -58,6 +58,7 @@ class AnswerObjective(TextObjective):
         super().__init__(recipe, policy)
         self.loss = loss
         self._each = counts_answers(loss)
+        self._compared = recipe.advantage is None or recipe.advantage.get("baseline") != "none"
         self._drift: Tensor | None = None
 
     def measure(self, experience: Completions, part: int, advantages: Tensor, keep: Tensor | None) -> Tensor | None:
@@ -124,7 +125,7 @@ class AnswerObjective(TextObjective):
         answers = WholeAnswers(
             whole(scored.log_probs), whole(scored.old), mask.sum(1), mask.any(1), scored.advantage,
             experience.groups[scored.batch].to(mask.device), lambda: whole(self._reference(experience, scored)),
-            experience.drawn, self._drift,
+            experience.drawn, self._drift, self._compared,
         )  # fmt: skip
         loss, metrics = answer_loss(self.loss, answers)
         if self._drift is not None:

@@ -65,7 +65,8 @@ class WholeAnswers:
         groups: [R] integer ids.
         reference: gives [R] under the reference, by further calls of the model.
         drawn: whether the policy drew the answers.
-        drift: the KL to the reference that `drifted` measures; None if the loss does not ask for it.
+        drift: the KL to the reference that `AnswerObjective.measure` sums; None if the loss does not ask for it.
+        compared: whether advantages are rewards less a baseline, so that 0 says nothing of an answer.
     """
 
     logp: Tensor
@@ -77,6 +78,7 @@ class WholeAnswers:
     reference: Callable[[], Tensor]
     drawn: bool
     drift: Tensor | None = None
+    compared: bool = True
 
 
 def answer_loss(loss: Loss, answers: WholeAnswers) -> tuple[Tensor, dict[str, Tensor]]:
@@ -84,11 +86,14 @@ def answer_loss(loss: Loss, answers: WholeAnswers) -> tuple[Tensor, dict[str, Te
 
     The winner of a prompt is the answer with the highest advantage, and the loser is the answer with the lowest. An
     answer with an advantage above 0 is right, and others are wrong. A prompt whose advantages are all equal has no
-    winner and no loser, and no right and no wrong answers.
+    winner and no loser, and no right and no wrong answers. For a loss that asks for drift, such as `kto`, a prompt
+    whose answers are all at the baseline has no good and no bad answers.
     """
     asks, mine = asked(loss), answers.trained.nonzero().flatten()
     if "correct" in asks:
         mine = mine[_tells_apart(answers.advantages, answers.groups)[mine]]
+    elif "drift" in asks and answers.compared:
+        mine = mine[_tells_apart(answers.advantages, answers.groups, also=0.0)[mine]]
     lengths, advantage, own = answers.lengths.clamp(min=1), answers.advantages[mine], answers.groups[mine]
     pairs = pairs_of(advantage, own) if "pairs" in asks or not answers.drawn else None
     known: dict[str, Tensor] = {}
@@ -122,12 +127,15 @@ def answer_loss(loss: Loss, answers: WholeAnswers) -> tuple[Tensor, dict[str, Te
     return losses.sum() + 0.0 * whole.sum(), metrics
 
 
-def _tells_apart(advantages: Tensor, groups: Tensor) -> Tensor:
-    """[R] bool: rows of groups whose advantages differ. Equal advantages do not say whether an answer is right."""
+def _tells_apart(advantages: Tensor, groups: Tensor, also: float | None = None) -> Tensor:
+    """[R] bool: rows of groups whose advantages differ. Equal advantages do not say whether an answer is right.
+
+    With `also`, the advantages of a group also count as different if they are all equal, but not to this number.
+    """
     index, count = group_index(groups, len(advantages), advantages.device)
+    start = advantages.new_full((count,), 0.0 if also is None else also)
     low, high = (
-        advantages.new_zeros(count).scatter_reduce(0, index, advantages, how, include_self=False)
-        for how in ("amin", "amax")
+        start.scatter_reduce(0, index, advantages, how, include_self=also is not None) for how in ("amin", "amax")
     )
     return (low < high)[index]
 
