@@ -194,11 +194,16 @@ def with_conditions(
     return found
 
 
-def with_targets(rows: Sequence[PromptRow], source: str) -> list[PromptRow]:
+def with_targets(rows: Sequence[PromptRow], source: str, stored: Sequence[PromptRow] | None = None) -> list[PromptRow]:
     """The prompts with the pictures of their column `target_image`, if there is one; rewards compare samples with them.
 
     The column holds one path for each prompt, or the pictures of a data set, as for `with_conditions`. In the column
     `target_image` of the result, which rewards get, paths start at the working directory.
+
+    Args:
+        rows: the prompts.
+        source: their file or data set.
+        stored: see `with_conditions`.
 
     Raises:
         ValueError: a picture is missing or cannot be read, or some prompts have a picture and others have none. The
@@ -206,12 +211,13 @@ def with_targets(rows: Sequence[PromptRow], source: str) -> list[PromptRow]:
     """
     if any(row.target is not None for row in rows):
         return list(rows)
-    key, stored = _picture_column(rows, TARGET), rows[0].columns if rows else None
-    in_table = isinstance(stored, StoredColumns) and key in stored.table.pictures
-    if not in_table and not any(row.columns.get(key) for row in rows):
+    read = rows if stored is None else stored
+    key, first = _picture_column(read, TARGET), read[0].columns if read else None
+    in_table = isinstance(first, StoredColumns) and key in first.table.pictures
+    if not in_table and not any(row.columns.get(key) for row in read):
         return list(rows)
     found = []
-    for row, path in zip(rows, _files_in(rows, source, key)):
+    for row, path in zip(rows, _files_in(read, source, key)):
         picture = _single(row, TARGET, path)
         found.append(replace(row.with_columns({TARGET: str(path)}), target=picture))
     return found

@@ -78,6 +78,9 @@ def test_equal_samples_are_asked_about_once_also_by_another_run(opened: Any) -> 
     assert again(PROMPTS, GROUPS, images).values.tolist() == first.tolist()
     assert unseen == []  # no page was opened
     assert len(markers[0].seen) == 2
+    question, asked = opened(question="Which are funny?")
+    question(PROMPTS, GROUPS, images)
+    assert len(asked[0].seen) == 2
     images[3, 0, 0, 0] = 1 - images[3, 0, 0, 0]
     other, new = opened(lambda samples: [0] * len(samples))
     found = other(PROMPTS, GROUPS, images).values

@@ -27,20 +27,22 @@ class ShownGroup:
     """The samples of a prompt, as they are shown.
 
     Attributes:
+        question: what the page asks about the samples.
         prompt: the prompt.
         samples: a text, or a picture, a video or a sound, for each sample.
         given: the pictures of the prompt.
     """
 
+    question: str
     prompt: str
     samples: tuple[str | Medium, ...]
     given: tuple[Medium, ...] = ()
 
     @property
     def key(self) -> str:
-        """A digest of the prompt and of the samples; equal samples of an equal prompt are asked about once."""
+        """A digest of question, prompt and samples; the same is asked once."""
         digest = hashlib.sha256()
-        for part in (self.prompt, *self.samples):
+        for part in (self.question, self.prompt, *self.samples):
             content = part.encode() if isinstance(part, str) else part.content
             digest.update(len(content).to_bytes(8, "big") + content)
         return digest.hexdigest()
@@ -87,6 +89,7 @@ class MarksFile:
         """
         row: dict[str, Any] = {
             "key": asked.key,
+            "question": asked.question,
             "prompt": asked.prompt,
             "marks": None if marks is None else list(marks),
             "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),

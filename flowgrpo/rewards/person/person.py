@@ -125,7 +125,7 @@ class Person:
             shown = [_sound(sound, sampling_rate) for sound in sounds.cpu()]
         given = [_given([columns[name][own[0]] for name in SHOWN if name in columns]) for own in rows.values()]
         asked = [
-            ShownGroup(prompts[own[0]], tuple(shown[row] for row in own), pictures)
+            ShownGroup(self.desk.question, prompts[own[0]], tuple(shown[row] for row in own), pictures)
             for own, pictures in zip(rows.values(), given, strict=True)
         ]
         if self._server is None and not all(self.desk.file.has(one) for one in asked):

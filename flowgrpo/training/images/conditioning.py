@@ -153,7 +153,7 @@ def illustrated(
     further = [name for name in FURTHER if name in parameters]
     if source is not None:
         pictured = with_pictures(rows, source) if IMAGE in parameters else rows
-        made = with_targets(with_conditions(pictured, source, further, rows), source)
+        made = with_targets(with_conditions(pictured, source, further, rows), source, rows)
         if not any(MASK in row.conditions for row in rows):
             _refuse_black_masks(made)
         rows = made

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
-from flowgrpo.training.data import read_prompts, with_pictures
+from flowgrpo.training.data import read_prompts, with_pictures, with_targets
 
 COLOURS = ("red", "green", "blue")
 
@@ -72,6 +72,20 @@ def test_several_pictures_of_a_prompt_are_a_list(tmp_path: Path):
     assert [len(row.prompt.call["image"]) for row in (both, one)] == [2, 1]  # type: ignore[attr-defined]
     assert both.columns["image"][0] == one.columns["image"][0]
     assert Path(both.columns["image"][1]).suffix == ".jpg"
+
+
+@pytest.mark.parametrize("shows", [True, False])
+def test_targets_of_a_data_set_stay_targets_beside_pictures_for_the_pipeline(tmp_path: Path, shows: bool):
+    targets = [{"bytes": png(colour), "path": None} for colour in reversed(COLOURS)]
+    both = made().add_column("target_image", targets, feature=datasets.Image())
+    source = str(tmp_path / "set")
+    both.save_to_disk(source)
+    rows = read_prompts(source)
+    found = with_targets(with_pictures(rows, source) if shows else rows, source, rows)
+    assert [Path(row.columns["target_image"]).read_bytes() for row in found] == [png(one) for one in reversed(COLOURS)]
+    assert [row.target is not None and row.pictures is not None for row in found] == [shows] * 3
+    if shows:
+        assert [Path(row.columns["image"]).read_bytes() for row in found] == [png(colour) for colour in COLOURS]
 
 
 @pytest.mark.parametrize(
