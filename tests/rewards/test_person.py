@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 
 from flowgrpo.rewards.base import Reward, RewardSpec
+from flowgrpo.rewards.person.kept_marks import MarksFile, ShownGroup
 from flowgrpo.rewards.person.person import Person
 from flowgrpo.rewards.runner import RewardSet
 from flowgrpo.rewards.waiting import Unwanted, watched
@@ -260,3 +261,12 @@ def test_keys_and_clicks_mark_in_a_browser_and_text_stays_text(tmp_path: Path) -
     assert scores[0] == [0.0, 0.0, 1.0]
     assert all(score.isnan() for score in scores[1])
     assert scores[2] == [1.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize("marks", [[1], [1, 0, 1, 0]])
+def test_kept_marks_of_another_number_of_samples_are_refused(tmp_path: Path, marks: list[int]) -> None:
+    file = MarksFile(tmp_path / "marks.jsonl")
+    asked = ShownGroup("Good?", "a cup", ("one", "two", "three"))
+    file.add(asked, marks)
+    with pytest.raises(ValueError, match=f"has {len(marks)} marks for the 3 samples of the prompt 'a cup'"):
+        MarksFile(file.path).of(asked)

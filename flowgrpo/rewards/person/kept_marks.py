@@ -78,8 +78,18 @@ class MarksFile:
         return asked.key in self._known
 
     def of(self, asked: ShownGroup) -> tuple[int, ...] | None:
-        """The marks of the samples, 1 for a good one and 0 for another; None if the person skipped them."""
-        return self._known[asked.key]
+        """The marks of the samples, 1 for a good one and 0 for another; None if the person skipped them.
+
+        Raises:
+            ValueError: the file holds another number of marks than there are samples.
+        """
+        marks = self._known[asked.key]
+        if marks is not None and len(marks) != len(asked.samples):  # one mark alone would spread over all samples
+            raise ValueError(
+                f"person: {self.path} has {len(marks)} marks for the {len(asked.samples)} samples of the prompt "
+                f"{asked.prompt!r:.80}; remove the line with the key {asked.key}, or name another file as `answers`"
+            )
+        return marks
 
     def add(self, asked: ShownGroup, marks: Sequence[int] | None) -> None:
         """Keep the marks of the samples; None if the person skips them. They are on the disk when this returns.
