@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from flowgrpo.rewards.base import Reward, RewardSpec
-from flowgrpo.rewards.person.kept_marks import MarksFile, ShownGroup
+from flowgrpo.rewards.person.kept_marks import MarksFile, Medium, ShownGroup
 from flowgrpo.rewards.person.person import Person
 from flowgrpo.rewards.runner import RewardSet
 from flowgrpo.rewards.waiting import Unwanted, watched
@@ -270,3 +270,16 @@ def test_kept_marks_of_another_number_of_samples_are_refused(tmp_path: Path, mar
     file.add(asked, marks)
     with pytest.raises(ValueError, match=f"has {len(marks)} marks for the 3 samples of the prompt 'a cup'"):
         MarksFile(file.path).of(asked)
+
+
+def test_the_same_answers_about_another_picture_are_asked_anew(tmp_path: Path) -> None:
+    file = MarksFile(tmp_path / "marks.jsonl")
+    cat, dog = (Medium("image/png", content) for content in (b"cat", b"dog"))
+    file.add(ShownGroup("Good?", "Is this a cat?", ("yes", "no"), (cat,)), [1, 0])
+    assert not file.has(ShownGroup("Good?", "Is this a cat?", ("yes", "no"), (dog,)))
+    assert not file.has(ShownGroup("Good?", "Is this a cat?", ("yes", "no")))
+    assert file.has(ShownGroup("Good?", "Is this a cat?", ("yes", "no"), (cat,)))
+
+
+def test_a_prompt_that_is_no_whole_unicode_has_a_key() -> None:
+    assert ShownGroup("Good?", "a \ud800 cup", ("one",)).key != ShownGroup("Good?", "a cup", ("one",)).key

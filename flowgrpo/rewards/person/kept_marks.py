@@ -40,10 +40,12 @@ class ShownGroup:
 
     @property
     def key(self) -> str:
-        """A digest of question, prompt and samples; the same is asked once."""
+        """A digest of question, prompt, samples and the pictures of the prompt; the same is asked once."""
         digest = hashlib.sha256()
-        for part in (self.question, self.prompt, *self.samples):
-            content = part.encode() if isinstance(part, str) else part.content
+        # Short answers about pictures recur: "yes" may be right for one picture and wrong for another.
+        given = ("given", *self.given) if self.given else ()
+        for part in (self.question, self.prompt, *self.samples, *given):
+            content = part.encode(errors="surrogatepass") if isinstance(part, str) else part.content
             digest.update(len(content).to_bytes(8, "big") + content)
         return digest.hexdigest()
 
