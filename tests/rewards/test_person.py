@@ -17,7 +17,7 @@ from PIL import Image
 
 from flowgrpo.rewards.base import Reward, RewardSpec
 from flowgrpo.rewards.person.kept_marks import MarksFile, Medium, ShownGroup
-from flowgrpo.rewards.person.person import Person
+from flowgrpo.rewards.person.person import Person, _given
 from flowgrpo.rewards.runner import RewardSet
 from flowgrpo.rewards.waiting import Unwanted, watched
 from tests.gallery.browser import LivePage
@@ -283,3 +283,12 @@ def test_the_same_answers_about_another_picture_are_asked_anew(tmp_path: Path) -
 
 def test_a_prompt_that_is_no_whole_unicode_has_a_key() -> None:
     assert ShownGroup("Good?", "a \ud800 cup", ("one",)).key != ShownGroup("Good?", "a cup", ("one",)).key
+
+
+def test_pictures_of_a_prompt_are_shown_as_rewards_see_them(tmp_path: Path) -> None:
+    Image.new("RGBA", (4, 4), (0, 0, 0, 0)).save(tmp_path / "clear.png")
+    (shown,) = _given([str(tmp_path / "clear.png")])
+    assert Image.open(io.BytesIO(shown.content)).getpixel((0, 0)) == (255, 255, 255)
+    (tmp_path / "broken.png").write_bytes(b"no picture")
+    with pytest.raises(ValueError, match=r"broken\.png cannot be read as a picture"):
+        _given([str(tmp_path / "broken.png")])

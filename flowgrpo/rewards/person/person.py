@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...media.sound import write_sound
 from ...media.video import FASTEST, RATE, SLOWEST, write_video
-from ..pixels import to_bytes
+from ..pixels import load_picture, to_bytes
 from ..scores import Scores
 from .kept_marks import MarksFile, Medium, ShownGroup, check_name
 from .marking import Desk, MarkingServer
@@ -172,15 +172,14 @@ def _written(name: str, write: Callable[[Path], None]) -> bytes:
 
 def _given(values: Sequence[Any]) -> tuple[Medium, ...]:
     """The pictures of a prompt, small enough for a page. A column that holds something else than paths is left out."""
-    from PIL import Image, ImageOps
+    from PIL import Image
 
     paths = [path for value in values for path in (value if isinstance(value, list) else [value])]
     found = []
     for path in paths:
         if not isinstance(path, str) or not Path(path).is_file():
             continue
-        with Image.open(path) as opened:
-            image = ImageOps.exif_transpose(opened).convert("RGB")
+        image = Image.fromarray(to_bytes(load_picture(Path(path))).permute(1, 2, 0).numpy())
         image.thumbnail((SIDE, SIDE))
         kept = io.BytesIO()
         image.save(kept, "PNG")
