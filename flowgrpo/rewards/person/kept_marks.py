@@ -43,7 +43,7 @@ class ShownGroup:
         """A digest of question, prompt, samples and the pictures of the prompt; the same is asked once."""
         digest = hashlib.sha256()
         # Short answers about pictures recur: "yes" may be right for one picture and wrong for another.
-        given = ("given", *self.given) if self.given else ()
+        given: tuple[str | Medium, ...] = ("given", *self.given) if self.given else ()
         for part in (self.question, self.prompt, *self.samples, *given):
             content = part.encode(errors="surrogatepass") if isinstance(part, str) else part.content
             digest.update(len(content).to_bytes(8, "big") + content)
