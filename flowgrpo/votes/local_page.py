@@ -121,14 +121,15 @@ class PageHandler(BaseHTTPRequestHandler):
         length = self.headers.get("Content-Length", "")
         if not (length.isascii() and length.isdecimal()) or "Transfer-Encoding" in self.headers:
             raise PageRefused(411, "a choice must be sent with a Content-Length")
-        if int(length[:12]) > longest:
-            if int(length[:12]) <= DRAINED:
-                self.rfile.read(int(length))
+        size = int(length) if len(length) <= 12 else sys.maxsize
+        if size > longest:
+            if size <= DRAINED:
+                self.rfile.read(size)
             raise PageRefused(413, f"the body is longer than {longest} bytes")
         if self.headers.get_content_type() != "application/json":
             raise PageRefused(415, "a choice must be sent as application/json")
         try:
-            found = json.loads(self.rfile.read(int(length)))
+            found = json.loads(self.rfile.read(size))
         except (ValueError, RecursionError) as error:
             raise PageRefused(400, "the body is not JSON") from error
         return found if isinstance(found, dict) else {}

@@ -140,7 +140,7 @@ def test_requests_of_other_shapes_are_refused(run: Path, tmp_path: Path, serve: 
     for place in ("votes", "vote.py", "../style.css", "pictures/0", "pictures/0/middle", "pictures/-1/left", "pairs/99",
                   "pairs/" + "9" * 400, "pairs/²", "pictures/0/left/..%2f..", "run/config.yaml"):  # fmt: skip
         assert client.get(place.replace("²", "%C2%B2"))[0] == 404, place
-    for length, status in (("-5", 411), ("x", 411), (None, 411), ("9" * 30, 413)):
+    for length, status in (("-5", 411), ("x", 411), (None, 411), ("9" * 30, 413), ("0" * 12 + "29", 413)):
         connection = http.client.HTTPConnection("127.0.0.1", client.server.server_port, timeout=20)
         connection.putrequest("POST", f"/{client.server.token}/votes")
         if length is not None:
